@@ -50,7 +50,10 @@ usage: cargo xtask COMMAND
   facts-protobuf  rewrite the protobuf field numbers of crates/api from Kubernetes' Go modules
   measure      print the figures of docs/performance.md
   measure throughput [--small] [requests|lists|watches|memory…]
-               print the figures of a control plane under load";
+               print the figures of a control plane under load
+  measure fleet [--no-churn] [--pods-per-node N] [NODES…]
+               print what simulated nodes and their pods cost the control plane, for 100, 1000 and
+               5000 nodes or the sizes that are named, and the ratios between sizes";
 
 fn main() -> ExitCode {
     let mut args = std::env::args().skip(1);

@@ -9,6 +9,7 @@ use crate::sh::{self, Outcome};
 pub fn run(arguments: &[String]) -> Outcome {
     let (program, arguments) = match arguments.split_first() {
         Some((first, rest)) if first == "throughput" => ("throughput", rest),
+        Some((first, rest)) if first == "fleet" => ("fleet", rest),
         _ => ("measure", arguments),
     };
     packages::ensure(&[packages::BUILD, packages::TEST])?;
@@ -22,7 +23,7 @@ pub fn run(arguments: &[String]) -> Outcome {
     let binary = sh::target_directory().join("release/decapod");
     let mut command = sh::cargo();
     command.args(["run", "--quiet", "--package", "decapod-testkit"]);
-    if program == "throughput" {
+    if program != "measure" {
         // The client must not be slower than the server.
         command.arg("--release");
     }

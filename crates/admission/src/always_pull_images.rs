@@ -1,5 +1,5 @@
-//! AlwaysPullImages: nobody runs an image that happens to be on a node without being allowed to
-//! pull it.
+//! AlwaysPullImages: every pod pulls its images, so that it cannot run an image on the node without the
+//! right to pull it.
 
 use apiserver::StatusError;
 use apiserver::admission::{Attributes, Operation, Plugin};

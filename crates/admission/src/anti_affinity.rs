@@ -1,4 +1,4 @@
-//! LimitPodHardAntiAffinityTopology: pods may keep others off their node, not off a whole zone.
+//! LimitPodHardAntiAffinityTopology: pods may exclude others from their node, not from a whole zone.
 
 use apiserver::StatusError;
 use apiserver::admission::{Attributes, Operation, Plugin};

@@ -1,4 +1,4 @@
-//! Who may approve and sign certificate requests, attest trust bundles, and what nobody may request:
+//! Restrictions on certificate requests and trust bundles:
 //! CertificateApproval, CertificateSigning, ClusterTrustBundleAttest, CertificateSubjectRestriction.
 
 use std::sync::Arc;
@@ -16,7 +16,7 @@ const GROUP: &str = "certificates.k8s.io";
 const CLIENT_SIGNER: &str = "kubernetes.io/kube-apiserver-client";
 const MASTERS: &str = "system:masters";
 
-/// One of the three plugins that ask whether the user may use a signer.
+/// One of the three plugins that check whether the user may use a signer.
 pub(crate) struct SignerUse {
     name: &'static str,
     resource: &'static str,
@@ -60,7 +60,7 @@ impl SignerUse {
         }
     }
 
-    /// The signer that the request is about, if the plugin has a say in it.
+    /// The signer of the request; `None` if the plugin does not apply.
     fn signer(&self, attributes: &Attributes<'_>) -> Option<String> {
         let row = &attributes.ctx.resource;
         let mine = row.group == GROUP
@@ -91,7 +91,7 @@ impl SignerUse {
     }
 }
 
-/// May the user do this with the signer by its name, or with all of its domain?
+/// Whether the user may do this with the signer by its name, or with all signers of its domain.
 async fn may(authorizer: &dyn Authorizer, user: &UserInfo, verb: &str, signer: &str) -> bool {
     let domain = signer.split('/').next().unwrap_or_default();
     for name in [signer.to_owned(), format!("{domain}/*")] {
@@ -133,8 +133,8 @@ impl Plugin for SignerUse {
     }
 }
 
-/// Whoever answers a PodCertificateRequest must be allowed to sign for its signer. Upstream asks in
-/// the kind's own validation, so that it cannot be switched off.
+/// The writer of a PodCertificateRequest's status must be allowed to sign for its signer. Upstream checks
+/// this in the kind's own validation, so it cannot be disabled.
 pub struct PodCertificateSigning(pub Arc<dyn Authorizer>);
 
 #[async_trait]

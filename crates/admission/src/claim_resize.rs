@@ -1,4 +1,4 @@
-//! PersistentVolumeClaimResize: a claim grows only where its storage class can do that.
+//! PersistentVolumeClaimResize: a claim may grow only if its storage class allows expansion.
 
 use apiserver::StatusError;
 use apiserver::admission::{Attributes, Operation, Plugin};

@@ -1,4 +1,4 @@
-//! Match conditions of webhooks: expressions that narrow down what they are called for.
+//! Match conditions of webhooks: expressions that restrict which requests call them.
 
 use std::sync::Arc;
 
@@ -10,8 +10,8 @@ use apiserver::resource::Resource;
 use crate::policy::Environment;
 use crate::webhook::Hook;
 
-/// Conditions that cannot be evaluated are the failure policy's: the webhook is not called, or the
-/// request is refused.
+/// If the conditions cannot be evaluated, the failure policy decides: the webhook is not called, or the
+/// request is rejected.
 pub(crate) async fn hold(
     hook: &Hook,
     attributes: &Attributes<'_>,

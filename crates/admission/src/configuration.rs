@@ -1,6 +1,6 @@
-//! AdmissionConfiguration: what `--admission-control-config-file` says about plugins.
+//! AdmissionConfiguration: the plugins' configurations from `--admission-control-config-file`.
 //!
-//! In: YAML, with configurations in it or paths of files that have them. Out: a tree per plugin.
+//! In: YAML, with inline configurations or paths of their files. Out: a tree per plugin.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -37,7 +37,7 @@ impl Configuration {
         Self::parse(&text(file)?, |path| text(&directory.join(path)))
     }
 
-    /// `read` gets the plugins' own files, by the path that the text gives.
+    /// `read` returns a plugin's own file, by the path in the text.
     pub fn parse(
         text: &str,
         read: impl Fn(&str) -> Result<String, String>,

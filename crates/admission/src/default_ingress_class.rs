@@ -1,4 +1,4 @@
-//! DefaultIngressClass: an Ingress that names no class gets the default one.
+//! DefaultIngressClass: an Ingress without a class gets the default one.
 
 use apiserver::StatusError;
 use apiserver::admission::{Attributes, Operation, Plugin};

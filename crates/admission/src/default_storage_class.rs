@@ -1,4 +1,4 @@
-//! DefaultStorageClass: a claim that names no class gets the default one.
+//! DefaultStorageClass: a claim without a class gets the default one.
 
 use apiserver::StatusError;
 use apiserver::admission::{Attributes, Operation, Plugin};
@@ -45,7 +45,7 @@ impl Plugin for DefaultStorageClass {
     }
 }
 
-/// Of several defaults the newest counts, of equally old ones the first by name.
+/// Among several defaults the newest wins, among equally old ones the first by name.
 pub(crate) fn newest_default<'a, T: Object>(all: &'a [T], annotations: &[&str]) -> Option<&'a str> {
     let is_default = |object: &&T| {
         let has = |key: &&str| {

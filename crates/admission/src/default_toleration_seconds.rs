@@ -1,4 +1,5 @@
-//! Pods stay for five minutes on a node that stops answering, unless they say otherwise.
+//! DefaultTolerationSeconds: pods tolerate a node that is not ready or unreachable for five minutes,
+//! unless their spec says otherwise.
 
 use apiserver::StatusError;
 use apiserver::admission::{Attributes, Operation, Plugin};

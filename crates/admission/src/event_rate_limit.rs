@@ -1,5 +1,5 @@
-//! EventRateLimit: events are refused that come faster than its configuration allows, per server,
-//! namespace, user, or source and object.
+//! EventRateLimit: rejects events above the configured rates, per server, namespace, user, or source and
+//! object.
 
 use std::num::NonZeroUsize;
 use std::sync::Mutex;
@@ -37,7 +37,7 @@ enum Kind {
     SourceAndObject,
 }
 
-/// Fills by `qps` a second up to `burst`; an event takes one.
+/// A token bucket: gets `qps` tokens a second, up to `burst`; an event takes one.
 struct Bucket {
     tokens: f64,
     at: Instant,
@@ -45,7 +45,7 @@ struct Bucket {
 
 struct Enforcer {
     limit: Limit,
-    /// By key, the least recently used first to go.
+    /// By key; the least recently used one is evicted first.
     buckets: Mutex<LruCache<String, Bucket>>,
 }
 

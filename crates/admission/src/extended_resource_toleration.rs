@@ -1,5 +1,5 @@
-//! ExtendedResourceToleration: a pod that asks for a device tolerates the taint that keeps others
-//! off the nodes that have it.
+//! ExtendedResourceToleration: a pod that requests an extended resource tolerates the taint of that name,
+//! which excludes other pods from the nodes that have it.
 
 use std::collections::BTreeSet;
 

@@ -1,5 +1,4 @@
-//! DenyServiceExternalIPs: nobody adds external addresses to Services; those that are there may
-//! stay.
+//! DenyServiceExternalIPs: rejects new external IPs of Services; existing ones may stay.
 
 use apiserver::StatusError;
 use apiserver::admission::{Attributes, Operation, Plugin};

@@ -1,6 +1,6 @@
-//! Admission plugins: what may be created, and what is filled in on the way.
+//! Admission plugins: they reject or change objects before they are written.
 //!
-//! One file per plugin; the table's order is the order of execution, upstream's.
+//! One file per plugin; the order of the table is the order of execution, as upstream.
 
 mod always;
 mod always_pull_images;
@@ -43,18 +43,18 @@ use base::features::{self, Feature};
 
 pub use certificates::PodCertificateSigning;
 pub use configuration::Configuration;
-/// The client of webhooks, for those that convert custom resources.
+/// The HTTP client of webhooks, also for the conversion webhooks of custom resources.
 pub use webhook::call::{Address, Clients, Endpoint};
 
-/// What plugins are made from.
+/// The inputs for the construction of plugins.
 #[derive(Clone, Default)]
 pub struct Options {
-    /// Plugins to add to the default ones, and to leave out.
+    /// Plugins to enable or disable besides the defaults.
     pub enable: Vec<String>,
     pub disable: Vec<String>,
-    /// What `--admission-control-config-file` says.
+    /// From `--admission-control-config-file`.
     pub configuration: Configuration,
-    /// Answers what the user of a request may do besides it.
+    /// Decides about further rights of a request's user.
     pub authorizer: Option<Arc<dyn Authorizer>>,
 }
 
@@ -64,14 +64,14 @@ impl Options {
     }
 }
 
-/// Name, whether it is on unless said otherwise, and how to make it.
+/// Name, whether it is enabled by default, and its constructor.
 type Entry = (&'static str, bool, fn(&Options) -> Result<Box<dyn Plugin>, String>);
 
-/// In upstream's order. Namespaces first: nothing else matters in one that is going. What later
-/// plugins read (the priority, the service account) is filled in before they run; webhooks come
-/// behind all that fills something in, and quotas last, because what they count must not change.
+/// In upstream's order. Namespaces come first, because requests in a terminating one are rejected anyway.
+/// Fields that later plugins read (the priority, the service account) are set before these run; webhooks
+/// run after all plugins that set fields, and quotas last, because the counted amounts must not change.
 ///
-/// Deviation: NodeRestriction is on, as every installer of upstream has it.
+/// Deviation: NodeRestriction is enabled, as by every installer of upstream.
 const PLUGINS: &[Entry] = &[
     ("AlwaysAdmit", false, |_| Ok(Box::new(always::AlwaysAdmit))),
     ("NamespaceAutoProvision", false, |_| Ok(Box::new(namespace_exists::NamespaceAutoProvision))),
@@ -149,7 +149,7 @@ const PLUGINS: &[Entry] = &[
     ("AlwaysDeny", false, |_| Ok(Box::new(always::AlwaysDeny))),
 ];
 
-/// Plugins that stay away while a gate is closed.
+/// Plugins that need a feature gate.
 const GATED: &[(&str, Feature)] = &[
     ("PodTopologyLabels", Feature::PodTopologyLabelsAdmission),
     ("MutatingAdmissionPolicy", Feature::MutatingAdmissionPolicy),
@@ -159,7 +159,7 @@ fn is_open(plugin: &str) -> bool {
     GATED.iter().all(|(name, gate)| *name != plugin || features::enabled(*gate))
 }
 
-/// Several errors as one text, each once. Upstream: `utilerrors.NewAggregate`.
+/// Joins errors into one text, without duplicates. Upstream: `utilerrors.NewAggregate`.
 pub(crate) fn aggregate(mut errors: Vec<String>) -> Option<String> {
     let mut seen = std::collections::BTreeSet::new();
     errors.retain(|error| seen.insert(error.clone()));
@@ -170,8 +170,7 @@ pub(crate) fn aggregate(mut errors: Vec<String>) -> Option<String> {
     }
 }
 
-/// The chain with some plugins switched from their defaults. An unknown name is an error that lists
-/// the known ones.
+/// The chain of the enabled plugins. An unknown name is an error that lists the known ones.
 pub fn chain(options: &Options) -> Result<Chain, String> {
     for name in options.enable.iter().chain(&options.disable) {
         if !PLUGINS.iter().any(|(known, ..)| known == name) {
@@ -210,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn plugins_are_switched_by_name() {
+    fn plugins_are_enabled_and_disabled_by_name() {
         let names = |enable: &[&str], disable: &[&str]| {
             let owned =
                 |list: &[&str]| list.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();

@@ -1,5 +1,5 @@
-//! LimitRanger: a namespace's limit ranges fill in what containers leave open, and bound what they,
-//! pods and claims may ask for.
+//! LimitRanger: a namespace's LimitRanges set missing requests and limits of containers, and restrict
+//! those of containers, pods and claims.
 
 use std::collections::BTreeMap;
 
@@ -261,7 +261,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn containers_are_filled_in_and_bounded() {
+    fn containers_get_defaults_and_limits() {
         let range: LimitRange = serde_json::from_value(json!({"spec": {"limits": [{
             "type": "Container", "default": {"cpu": "1"}, "defaultRequest": {"cpu": "500m"},
             "max": {"cpu": "2"}, "min": {"cpu": "100m"}, "maxLimitRequestRatio": {"cpu": "4"},

@@ -1,7 +1,7 @@
-//! Which requests a webhook or a policy is for: rules, scopes, selectors, equivalent resources.
+//! Matches requests with webhooks and policies: rules, scopes, selectors, equivalent resources.
 //!
 //! In: criteria of a configuration, the attributes of a request. Out: the row in whose version the
-//! request matched, because that is the version that the webhook or policy wants to see.
+//! request matched; the webhook or policy gets objects in that version.
 //! Upstream: `k8s.io/apiserver/pkg/admission/plugin/webhook/{generic,predicates}`.
 
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use machinery::selector::{ParseError, Selector};
 use serde_json::Value;
 
 const GROUP: &str = "admissionregistration.k8s.io";
-/// What could lock itself out if it were subject to itself.
+/// Kinds that could lock themselves out if webhooks and policies applied to them.
 const EXEMPT: [&str; 6] = [
     "validatingwebhookconfigurations",
     "mutatingwebhookconfigurations",
@@ -30,7 +30,7 @@ const EXEMPT: [&str; 6] = [
     "mutatingadmissionpolicybindings",
 ];
 
-/// Is the request about webhooks or policies themselves?
+/// Whether the request is about webhooks or policies themselves.
 pub(crate) fn is_exempt(attributes: &Attributes<'_>) -> bool {
     let row = &attributes.ctx.resource;
     row.group == GROUP && EXEMPT.contains(&row.plural.as_str())
@@ -42,7 +42,7 @@ pub(crate) struct Rule {
     versions: Vec<String>,
     operations: Vec<String>,
     resources: Vec<String>,
-    /// Empty: any.
+    /// Empty: all names.
     names: Vec<String>,
     scope: Option<String>,
 }
@@ -73,14 +73,14 @@ impl From<&NamedRuleWithOperations> for Rule {
     }
 }
 
-/// What a request is about, as rules see it.
+/// The resource of a request, as rules match it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place<'a> {
     pub group: &'a str,
     pub version: &'a str,
     pub resource: &'a str,
     pub subresource: &'a str,
-    /// A namespace's own name for requests about it (but its creation).
+    /// For requests about a namespace (except its creation), its own name.
     pub namespace: &'a str,
     pub name: &'a str,
     pub operation: &'a str,
@@ -101,7 +101,7 @@ impl<'a> Place<'a> {
     }
 }
 
-/// The request's namespace; that of a namespace is itself.
+/// The request's namespace; for a namespace its own name.
 pub(crate) fn namespace_of<'a>(attributes: &'a Attributes<'_>) -> &'a str {
     let row = &attributes.ctx.resource;
     let is_namespace = row.group.is_empty() && row.plural == "namespaces";
@@ -136,21 +136,21 @@ impl Rule {
     }
 }
 
-/// `pods`, `pods/*`, `*/status`, `*`: without a slash only the objects themselves.
+/// `pods`, `pods/*`, `*/status`, `*`: a pattern without a slash matches no subresources.
 fn covers(pattern: &str, place: &Place<'_>) -> bool {
     let (resource, subresource) = pattern.split_once('/').unwrap_or((pattern, ""));
     (resource == "*" || resource == place.resource)
         && (subresource == "*" || subresource == place.subresource)
 }
 
-/// All that a configuration says about which requests it is for.
+/// All criteria of a configuration.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Criteria {
     pub rules: Vec<Rule>,
     pub excluded: Vec<Rule>,
-    /// Does a rule for one version of a resource hold for its others?
+    /// Whether a rule for one version of a resource applies to its other versions.
     pub equivalent: bool,
-    /// A policy that names no resources is for all of them, a webhook for none.
+    /// Without rules, a policy applies to all resources, a webhook to none.
     pub all_without_rules: bool,
     pub namespaces: Selector,
     pub objects: Selector,
@@ -171,8 +171,8 @@ impl Criteria {
         })
     }
 
-    /// The row in whose version the request matches, if it does. Rules are cheapest, so they come
-    /// first; a namespace that does not exist matters only where they match.
+    /// The row in whose version the request matches, if any. Rules are the cheapest check, so they come
+    /// first; a missing namespace matters only if they match.
     pub async fn matched(
         &self,
         attributes: &Attributes<'_>,
@@ -196,7 +196,7 @@ impl Criteria {
         self.rules.iter().find_map(|rule| self.finds(rule, attributes, &place))
     }
 
-    /// The row by which a rule matches: the request's own, or an equivalent one.
+    /// The row that a rule matches: the request's own, or an equivalent one.
     fn finds(
         &self,
         rule: &Rule,
@@ -226,7 +226,7 @@ impl Criteria {
         if self.objects.is_everything() {
             return true;
         }
-        // Options of connections have no labels.
+        // Options of connect requests have no labels.
         if attributes.operation == Operation::Connect {
             return false;
         }
@@ -252,12 +252,12 @@ impl Criteria {
     }
 }
 
-/// A configuration's selector: absent and empty are everything.
+/// A configuration's selector: absent and empty select everything.
 pub(crate) fn selector(selector: Option<&LabelSelector>) -> Result<Selector, ParseError> {
     selector.map_or(Ok(Selector::everything()), |selector| Selector::from_api(Some(selector)))
 }
 
-/// Group, version and kind of what a request carries, as `row` serves it.
+/// Group, version and kind of a request's object, in the version of `row`.
 pub(crate) fn kind_of<'a>(row: &'a Resource, subresource: &str) -> (&'a str, &'a str, &'a str) {
     match row.subresource(subresource).and_then(|sub| sub.kind.as_ref()) {
         Some(kind) => (kind.group, kind.version, kind.kind),
@@ -265,7 +265,7 @@ pub(crate) fn kind_of<'a>(row: &'a Resource, subresource: &str) -> (&'a str, &'a
     }
 }
 
-/// The stored object as `row` serves it, for webhooks and policies.
+/// The stored object in the version of `row`, for webhooks and policies.
 pub(crate) fn shown(
     row: &Resource,
     subresource: &str,
@@ -281,7 +281,7 @@ pub(crate) fn shown(
     }
 }
 
-/// Carries a changed tree of [`shown`] back into the object.
+/// Converts a changed tree of [`shown`] back into the object.
 pub(crate) fn take_back(
     row: &Resource,
     subresource: &str,
@@ -319,7 +319,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rules_match_places() {
+    fn rules_match_resources() {
         let place = Place {
             group: "apps",
             version: "v1",

@@ -1,5 +1,5 @@
-//! NamespaceExists and NamespaceAutoProvision: what happens to objects of namespaces that are not
-//! there. Both are off by default; NamespaceLifecycle does the first's work for creates.
+//! NamespaceExists and NamespaceAutoProvision: reject objects in missing namespaces, or create these.
+//! Both are off by default; NamespaceLifecycle does the work of the former for creates.
 
 use apiserver::StatusError;
 use apiserver::admission::{Attributes, Operation, Plugin};

@@ -1,5 +1,5 @@
-//! Nothing is created in a namespace that is missing or going, and the namespaces that the cluster
-//! cannot do without stay.
+//! NamespaceLifecycle: rejects creates in a missing or terminating namespace, and the deletion of the
+//! namespaces that the cluster needs.
 
 use apiserver::StatusError;
 use apiserver::admission::{Attributes, Operation, Plugin};
@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use k8s_openapi::api::core::v1::Namespace;
 
 const IMMORTAL: [&str; 3] = ["default", "kube-system", "kube-public"];
-/// Kinds that are no objects, so that no namespace need exist for them.
+/// Reviews are not stored, so their namespace need not exist.
 const REVIEW_GROUP: &str = "authorization.k8s.io";
 
 pub(crate) struct NamespaceLifecycle;
@@ -44,7 +44,7 @@ impl Plugin for NamespaceLifecycle {
         };
         let phase = found.status.as_ref().and_then(|status| status.phase.as_deref());
         if phase != Some("Terminating") {
-            // Webhooks take their time: it may be deleted, and empty and gone, before this is written.
+            // While webhooks run, the namespace may be deleted and removed: check it again at the write.
             attributes.rely_on(&*found);
             return Ok(());
         }

@@ -1,7 +1,7 @@
-//! NodeRestriction: a node changes itself and its own pods, and of those only what a node must.
+//! NodeRestriction: a node may change only itself and its own pods, and only the necessary fields.
 //!
-//! Authorization says which resources a node may write; this says which objects, and what in them,
-//! so that a stolen node certificate reaches nothing but that node.
+//! Authorization says which resources a node may write; this plugin checks the objects and their fields,
+//! so that a stolen node certificate gives access to that node only.
 
 mod audience;
 mod certificates;
@@ -28,7 +28,7 @@ const LEASES: &str = "kube-node-lease";
 
 /// See the module.
 pub(crate) struct NodeRestriction {
-    /// Says for which audiences besides its pods' own a node may ask for tokens.
+    /// Decides which audiences, besides those of its pods, a node may request tokens for.
     pub authorizer: Arc<dyn Authorizer>,
 }
 
@@ -249,8 +249,8 @@ fn named_like(attributes: &Attributes<'_>, node: &str) -> Result<(), String> {
 }
 
 fn slice(attributes: &Attributes<'_>, node: &str) -> Result<(), String> {
-    // Others the node authorizer judges by the slice that is there (a slice keeps its node). It does
-    // not know what is in a new one, or in each of a collection.
+    // The node authorizer checks the other verbs by the existing slice (a slice keeps its node). It does
+    // not see the content of a new slice, or the slices of a collection.
     let (verb, tree) = match attributes.operation {
         Operation::Create => ("create", attributes.object.as_deref().map(|one| one.to_value())),
         Operation::Delete => ("delete", attributes.old.map(Object::to_value)),
@@ -303,7 +303,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nodes_create_mirror_pods_of_their_own_only() {
+    fn nodes_create_only_their_own_mirror_pods() {
         let check = |meta: Value, node: &str, expected: &str| {
             let pod: Pod = serde_json::from_value(json!({"metadata": meta,
                 "spec": {"nodeName": node, "containers": []}}))

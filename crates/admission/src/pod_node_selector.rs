@@ -1,5 +1,5 @@
-//! PodNodeSelector: a namespace's annotation, or the cluster's configuration, says on which nodes
-//! its pods run.
+//! PodNodeSelector: a namespace's annotation, or the cluster's configuration, selects the nodes of its
+//! pods.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! PodResizeValidator: a running pod does not grow beyond what its node has.
+//! PodResizeValidator: a running pod may not grow beyond its node's allocatable resources.
 
 use apiserver::StatusError;
 use apiserver::admission::{Attributes, Operation, Plugin};

@@ -1,5 +1,5 @@
-//! PodTolerationRestriction: a namespace's annotations, or the cluster's configuration, say which
-//! taints its pods tolerate and which they may.
+//! PodTolerationRestriction: a namespace's annotations, or the cluster's configuration, set the default
+//! and the allowed tolerations of its pods.
 
 use apiserver::StatusError;
 use apiserver::admission::{Attributes, Operation, Plugin};
@@ -111,7 +111,7 @@ fn asks_for_something(spec: &k8s_openapi::api::core::v1::PodSpec) -> bool {
     })
 }
 
-/// Does `wide` tolerate whatever `one` does? Upstream: `tolerations.isSuperset`.
+/// Whether `wide` tolerates everything that `one` tolerates. Upstream: `tolerations.isSuperset`.
 fn is_superset(wide: &Toleration, one: &Toleration) -> bool {
     let text = |value: &Option<String>| value.clone().unwrap_or_default();
     let (key, operator, effect) = (text(&wide.key), text(&wide.operator), text(&wide.effect));

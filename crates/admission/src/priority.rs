@@ -1,4 +1,4 @@
-//! A pod's priority is the value of its PriorityClass, or of the class that is the default.
+//! Priority: sets a pod's priority from its PriorityClass, or from the default one.
 
 use apiserver::StatusError;
 use apiserver::admission::{Attributes, Operation, Plugin};
@@ -100,7 +100,7 @@ impl Plugin for Priority {
     }
 }
 
-/// An update that leaves out what this plugin computed does not mean to remove it.
+/// An update that omits the computed fields keeps them.
 fn keep(attributes: &mut Attributes<'_>) {
     let old = attributes.old_as::<Pod>().and_then(|pod| pod.spec.as_ref());
     let Some((priority, policy)) = old.map(|old| (old.priority, old.preemption_policy.clone()))
@@ -113,7 +113,7 @@ fn keep(attributes: &mut Attributes<'_>) {
     }
 }
 
-/// Of several defaults the lowest wins.
+/// Among several defaults the lowest wins.
 fn default_class(all: &[PriorityClass]) -> Option<PriorityClass> {
     let defaults = all.iter().filter(|class| class.global_default == Some(true));
     defaults.min_by_key(|class| class.value).cloned()

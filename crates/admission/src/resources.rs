@@ -1,6 +1,6 @@
-//! Lists of resources and what pods ask for: shared by limit ranges and quotas.
+//! Resource lists and pods' requests: shared by limit ranges and quotas.
 //!
-//! Amounts remember how they were written, because messages and sums show them so.
+//! Amounts keep the format in which they were written, because messages and sums show it.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{Container, PodSpec};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use machinery::quantity::{Amount, Format};
 
-/// A quantity that can be counted with.
+/// A quantity for arithmetic, with its format.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Measure {
     pub amount: Amount,
@@ -82,8 +82,8 @@ fn of_container(container: &Container, which: Which) -> Resources {
     }))
 }
 
-/// What a pod needs at once: containers and sidecars together, or the largest init container beside
-/// the sidecars before it; what the pod says as a whole counts instead.
+/// A pod's resources: the sum of containers and sidecars, or the largest init container plus the sidecars
+/// before it; pod-level resources override these.
 pub(crate) fn of_pod(spec: &PodSpec, which: Which) -> Resources {
     let mut sum = Resources::new();
     for container in &spec.containers {

@@ -1,5 +1,5 @@
-//! Every pod runs as a service account, and finds its token, the cluster's authority and its
-//! namespace in a volume.
+//! ServiceAccount: sets every pod's service account, and mounts a volume with its token, the cluster's CA
+//! and its namespace.
 
 use apiserver::StatusError;
 use apiserver::admission::{Attributes, Operation, Plugin};
@@ -13,10 +13,10 @@ use machinery::Object;
 
 const DEFAULT: &str = "default";
 const MOUNT_PATH: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
-/// An account's annotation: pods that run as it use its secrets only.
+/// An annotation of an account: its pods may use only its own secrets.
 const MOUNTABLE_ONLY: &str = "kubernetes.io/enforce-mountable-secrets";
 const MIRROR: &str = "kubernetes.io/config.mirror";
-/// An hour and a few seconds, by which upstream tells its own tokens from others.
+/// An hour and a few seconds, which marks upstream's own tokens.
 const EXPIRATION_SECONDS: i64 = 3607;
 const MODE: i32 = 0o644;
 
@@ -42,7 +42,7 @@ impl Plugin for ServiceAccounts {
         else {
             return Ok(());
         };
-        // Mirror pods stand for what a node runs by itself: they have no account.
+        // Mirror pods represent pods that the node itself started: they have no account.
         if pod.metadata.annotations.as_ref().is_some_and(|map| map.contains_key(MIRROR)) {
             return Ok(());
         }
@@ -105,7 +105,7 @@ impl Plugin for ServiceAccounts {
     }
 }
 
-/// What a mirror pod refers to, which it may not.
+/// The forbidden reference of a mirror pod, if any.
 fn mirror_mistake(spec: &PodSpec) -> Option<&'static str> {
     if spec.service_account_name.as_deref().is_some_and(|name| !name.is_empty()) {
         return Some("a mirror pod may not reference service accounts");
@@ -128,7 +128,7 @@ fn mirror_mistake(spec: &PodSpec) -> Option<&'static str> {
         .then_some("a mirror pod may not use service account token volume projections")
 }
 
-/// Secrets in containers' environments: kind of container, its name, the variable (none: all of the
+/// Secrets in containers' environments: kind of container, its name, the variable (none: the whole
 /// secret), the secret.
 fn env_secrets(spec: &PodSpec) -> impl Iterator<Item = (&'static str, &str, Option<&str>, &str)> {
     let init = spec.init_containers.iter().flatten().map(|one| ("init container", one));
@@ -146,7 +146,7 @@ fn env_secrets(spec: &PodSpec) -> impl Iterator<Item = (&'static str, &str, Opti
     })
 }
 
-/// A secret that the account does not list, where only those may be mounted.
+/// A secret that the account does not list, if it allows only listed ones.
 fn secret_mistake(spec: &PodSpec, account: &ServiceAccount) -> Option<String> {
     let listed = |secret: &str| {
         account.secrets.iter().flatten().any(|one| one.name.as_deref() == Some(secret))
@@ -180,7 +180,7 @@ fn secret_mistake(spec: &PodSpec, account: &ServiceAccount) -> Option<String> {
     ))
 }
 
-/// The pod's word counts before the account's.
+/// The pod's field overrides the account's.
 fn automounts(spec: &PodSpec, account: &ServiceAccount) -> bool {
     spec.automount_service_account_token.or(account.automount_service_account_token).unwrap_or(true)
 }
@@ -202,7 +202,7 @@ fn mount_token(spec: &mut PodSpec) {
     }
 }
 
-/// `false` where the container has something of its own there.
+/// `false` if the container already has a mount at that path.
 fn mount(container: &mut Container, volume: &str) -> bool {
     let mounts = container.volume_mounts.get_or_insert_default();
     if mounts.iter().any(|mount| mount.mount_path == MOUNT_PATH) {

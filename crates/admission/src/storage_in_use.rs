@@ -1,5 +1,5 @@
-//! StorageObjectInUseProtection: volumes, claims and attribute classes start with the finalizers
-//! that keep them while somebody uses them.
+//! StorageObjectInUseProtection: volumes, claims and attribute classes get the finalizers that protect
+//! them while they are in use.
 
 use apiserver::StatusError;
 use apiserver::admission::{Attributes, Operation, Plugin};

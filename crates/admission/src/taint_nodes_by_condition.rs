@@ -1,4 +1,4 @@
-//! A new node takes no pods until it is known to be ready.
+//! TaintNodesByCondition: a new node gets no pods until it is known to be ready.
 
 use apiserver::StatusError;
 use apiserver::admission::{Attributes, Operation, Plugin};

@@ -1,5 +1,5 @@
-//! PodTopologyLabels: a pod learns its node's zone and region as labels, when it is bound or when it
-//! is created on a node.
+//! PodTopologyLabels: copies its node's zone and region to a pod's labels, when the pod is bound or created
+//! on a node.
 
 use std::collections::BTreeMap;
 

@@ -70,18 +70,28 @@ impl Codec for Settled {
     }
 }
 
-/// Lists that are not the same empty and absent as long as they are not stored: who sends the one
+/// Fields that are not the same empty and absent as long as they are not stored: who sends the one
 /// owns the field, or has it refused instead of filled in. Elsewhere nobody could tell.
+///
+/// The selectors have no room for "absent" in the Rust structs. One that is there and empty has
+/// an empty `matchLabels` until it is refused.
 fn telling() -> &'static [Telling] {
-    const LISTS: [(&str, &str, &str); 2] = [
-        ("autoscaling/v2", "HPAScalingRules", "policies"),
-        ("discovery.k8s.io/v1", "EndpointSlice", "endpoints"),
+    const EMPTY_SELECTOR: &str = r#"{"matchLabels":{}}"#;
+    const FIELDS: [(&str, &str, &str, &str); 6] = [
+        ("autoscaling/v2", "HPAScalingRules", "policies", "[]"),
+        ("discovery.k8s.io/v1", "EndpointSlice", "endpoints", "[]"),
+        ("apps/v1", "DaemonSetSpec", "selector", EMPTY_SELECTOR),
+        ("apps/v1", "DeploymentSpec", "selector", EMPTY_SELECTOR),
+        ("apps/v1", "ReplicaSetSpec", "selector", EMPTY_SELECTOR),
+        ("apps/v1", "StatefulSetSpec", "selector", EMPTY_SELECTOR),
     ];
     static TELLING: LazyLock<Vec<Telling>> = LazyLock::new(|| {
         let message = |version, name| protobuf::descriptors().kind(version, name);
-        LISTS
+        FIELDS
             .iter()
-            .filter_map(|(version, name, list)| Some((message(version, name)?, *list)))
+            .filter_map(|(version, name, field, text)| {
+                Some((message(version, name)?, *field, *text))
+            })
             .collect()
     });
     &TELLING

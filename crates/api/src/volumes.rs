@@ -22,7 +22,8 @@ pub fn class_of(claim: &PersistentVolumeClaim) -> Option<&str> {
     annotated.or(named).map(String::as_str)
 }
 
-fn class_of_volume(volume: &PersistentVolume) -> &str {
+/// The volume's class; empty for none.
+pub fn class_of_volume(volume: &PersistentVolume) -> &str {
     let annotated = volume.metadata.annotations.as_ref().and_then(|all| all.get(CLASS));
     let named = volume.spec.as_ref().and_then(|spec| spec.storage_class_name.as_ref());
     annotated.or(named).map_or("", String::as_str)

@@ -6,15 +6,17 @@
 //! Invariants:
 //! - a watcher sees every event of its scope above its start revision, in revision order, once;
 //! - events are shared, a watcher is a cursor: a slow one costs nobody anything. One that falls off
-//!   the ring goes on with the store's history, and ends with `Expired` where that is compacted;
+//!   the ring goes on with the store's history, and ends with `Expired` where that is compacted. States that
+//!   are still the newest are not read again there, and readers of this process get no others;
 //! - the state at `revision` is complete: every store event up to it has been applied;
 //! - whatever ends the store's watch, the cache lists and watches again until the store is closed.
 
+use std::any::Any;
 use std::borrow::Borrow;
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Bound;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, RwLock};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -55,6 +57,9 @@ pub struct Entry {
     pub value: Value,
     labels: Pairs,
     fields: Pairs,
+    row: Arc<Resource>,
+    /// What readers of this process derive from the entry, once for all of them.
+    note: OnceLock<Arc<dyn Any + Send + Sync>>,
 }
 
 /// An entry in its place among the others.
@@ -118,7 +123,17 @@ impl Entry {
             }
             None => Pairs::default(),
         };
-        Ok(Self { key, revision, value, labels: head.metadata.labels, fields })
+        let (labels, row) = (head.metadata.labels, row.clone());
+        Ok(Self { key, revision, value, labels, fields, row, note: OnceLock::new() })
+    }
+
+    /// The row in whose version the value is.
+    pub fn row(&self) -> &Arc<Resource> {
+        &self.row
+    }
+
+    pub fn note(&self) -> &OnceLock<Arc<dyn Any + Send + Sync>> {
+        &self.note
     }
 
     pub fn label(&self, name: &str) -> Option<&str> {
@@ -517,6 +532,11 @@ impl Cacher {
             .map(|Placed(entry)| entry.clone())
     }
 
+    /// The state that a key has now.
+    fn present(&self, kv: &KeyValue) -> Option<Arc<Entry>> {
+        self.get(&parse_key(&self.prefix, self.row.namespaced, &kv.key)?)
+    }
+
     /// What matches, in key order, from `after` (exclusive) on, at most `limit` (0: all), with the
     /// revision; and how many of the scope's objects are left, when the list was cut.
     pub fn list(&self, scope: &Scope, limit: usize) -> (Vec<Arc<Entry>>, Revision, usize) {
@@ -542,7 +562,13 @@ impl Cacher {
 
     /// A cursor that yields the events above `after`.
     pub fn cursor(self: &Arc<Self>, after: Revision) -> Cursor {
-        Cursor { cacher: self.clone(), at: after, reached: self.reached.subscribe(), history: None }
+        Cursor {
+            cacher: self.clone(),
+            at: after,
+            reached: self.reached.subscribe(),
+            history: None,
+            told_in_part: Revision(0),
+        }
     }
 
     pub(crate) fn stored(&self, entry: &Entry) -> Stored {
@@ -590,6 +616,15 @@ pub struct Cursor {
     reached: watch::Receiver<Revision>,
     /// The store's own watch, for a cursor that is older than the ring.
     history: Option<store::Watch>,
+    /// States of events up to this revision may have been left out.
+    told_in_part: Revision,
+}
+
+/// Which states of an object a cursor tells of history.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum States {
+    All,
+    Newest,
 }
 
 impl Cursor {
@@ -600,9 +635,25 @@ impl Cursor {
 
     /// The next events, at least one (or none, when only the revision advanced). Cancel-safe.
     pub async fn next(&mut self) -> Result<Vec<CacheEvent>, StatusError> {
+        self.next_of(States::All).await
+    }
+
+    /// As [`next`](Self::next), for those whom an object's newest state is enough: of history, a state that was
+    /// followed by another is left out, for the other is to come. The state before is then not told, either.
+    pub async fn next_newest(&mut self) -> Result<Vec<CacheEvent>, StatusError> {
+        self.next_of(States::Newest).await
+    }
+
+    /// Whether states before this event may have been left out, so that its state before is not the one that
+    /// was told last.
+    pub fn is_told_in_part(&self, event: &CacheEvent) -> bool {
+        event.revision <= self.told_in_part
+    }
+
+    async fn next_of(&mut self, states: States) -> Result<Vec<CacheEvent>, StatusError> {
         loop {
             if self.history.is_some() {
-                return self.next_of_history().await;
+                return self.next_of_history(states).await;
             }
             self.reached.borrow_and_update();
             match self.read_ring() {
@@ -651,12 +702,18 @@ impl Cursor {
         }
     }
 
-    async fn next_of_history(&mut self) -> Result<Vec<CacheEvent>, StatusError> {
+    async fn next_of_history(&mut self, states: States) -> Result<Vec<CacheEvent>, StatusError> {
         let history = self.history.as_mut().expect("checked by the caller");
         match history.items.recv().await {
             Some(WatchItem::Events(revision, events)) => {
                 self.at = revision;
-                Ok(events.iter().filter_map(|event| self.event_of(revision, event)).collect())
+                let read = |event| self.event_of(revision, event, states);
+                let events = events.iter().filter_map(read).collect();
+                if states == States::Newest {
+                    // What was left out is followed by something up to here.
+                    self.told_in_part = self.cacher.revision();
+                }
+                Ok(events)
             }
             Some(WatchItem::Progress(revision)) => {
                 self.at = revision;
@@ -671,10 +728,23 @@ impl Cursor {
         }
     }
 
-    fn event_of(&self, revision: Revision, event: &store::Event) -> Option<CacheEvent> {
+    fn event_of(
+        &self,
+        revision: Revision,
+        event: &store::Event,
+        states: States,
+    ) -> Option<CacheEvent> {
         let read = |kv: &KeyValue| self.cacher.entry(kv, &kv.value.bytes());
+        let newest = self.cacher.present(&event.kv);
+        if states == States::Newest && event.kind == EventKind::Put {
+            // Without a newest state there is a deletion to come.
+            let entry = newest.filter(|entry| entry.revision == event.kv.mod_revision)?;
+            let previous = Some(entry.clone());
+            return Some(CacheEvent { revision, entry: Some(entry), previous, plain: None });
+        }
+        let known = newest.filter(|entry| entry.revision == event.kv.mod_revision);
         let entry = match event.kind {
-            EventKind::Put => Some(read(&event.kv)?),
+            EventKind::Put => Some(known.or_else(|| read(&event.kv))?),
             EventKind::Delete => None,
         };
         let previous = event.previous.as_ref().and_then(read);

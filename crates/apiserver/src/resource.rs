@@ -440,6 +440,18 @@ pub trait Strategy: Send + Sync {
         None
     }
 
+    /// Sets fields that only the registry knows, before validation, or refuses the object with its own
+    /// error. It allocates nothing.
+    async fn settle(
+        &self,
+        _registry: &Registry,
+        _ctx: &RequestContext,
+        _object: &mut dyn Object,
+        _old: Option<&dyn Object>,
+    ) -> Result<(), StatusError> {
+        Ok(())
+    }
+
     /// Allocates what the object needs before it is written (cluster IPs, node ports), and may write it into
     /// the object. Runs after validation; a dry run has no side effects.
     async fn allocate(

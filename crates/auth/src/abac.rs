@@ -1,11 +1,11 @@
-//! The mode ABAC: a file of policies, one JSON object a line, read once at the start.
+//! The authorization mode ABAC: a file of policies, one JSON object per line, read once at the start.
 //!
 //! ```text
 //! {"apiVersion":"abac.authorization.kubernetes.io/v1beta1","kind":"Policy",
 //!  "spec":{"user":"jane","namespace":"web","resource":"pods","readonly":true}}
 //! ```
 //!
-//! Lines without a version are of the oldest form, where what is left out means everything.
+//! Lines without a version have the oldest form, where an omitted field means everything.
 //! Upstream: `pkg/auth/authorizer/abac`.
 
 use apiserver::authz::{Attributes, Authorizer, Decision, PolicyRule};
@@ -32,7 +32,7 @@ struct Policy {
     path: String,
 }
 
-/// The policies of a file, in its order.
+/// The policies of a file, in order.
 #[derive(Debug)]
 pub struct Abac(Vec<Policy>);
 
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn lines_allow_what_they_say() {
+    async fn lines_are_policies() {
         let abac = Abac::parse(FILE, "f").expect("a file");
         let check = async |user: &str, group: &str, words: &str, expected: bool| {
             let got = abac.authorize(&question(user, group, words)).await;

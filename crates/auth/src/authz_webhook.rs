@@ -1,9 +1,9 @@
-//! The mode Webhook: a server outside decides.
+//! The authorization mode Webhook: an external server decides.
 //!
 //! ```text
-//!  question ► conditions hold? no ► no opinion
-//!               └ yes ► remembered? ► POST SubjectAccessReview ► allowed, denied, neither
-//!                                       └ no answer ► the failure policy
+//!  request ► match conditions hold? no ► no opinion
+//!               └ yes ► cached? ► POST SubjectAccessReview ► allowed, denied, no opinion
+//!                                   └ no answer ► the failure policy
 //! ```
 //!
 //! Upstream: `k8s.io/apiserver/plugin/pkg/authorizer/webhook`.
@@ -20,10 +20,10 @@ use serde_json::{Map, Value as Json, json};
 
 use crate::webhook::Webhook;
 
-/// What one condition may cost.
+/// The cost limit of one condition.
 const COST: u64 = 1_000_000;
 const REMEMBERED: usize = 8192;
-/// Longer questions are not remembered. Upstream: `maxControlledAttrCacheSize`.
+/// The decisions of longer requests are not cached. Upstream: `maxControlledAttrCacheSize`.
 const LONGEST: usize = 10_000;
 
 /// A match condition.
@@ -83,10 +83,10 @@ pub struct Settings {
     /// `v1` or `v1beta1`.
     pub version: String,
     pub timeout: Duration,
-    /// Nothing is remembered for no time.
+    /// Zero disables the cache.
     pub authorized_lasts: Duration,
     pub unauthorized_lasts: Duration,
-    /// What no answer means: no, or no opinion.
+    /// Whether a failure means denied, or no opinion.
     pub denies_on_failure: bool,
     pub conditions: Vec<Condition>,
 }
@@ -102,7 +102,7 @@ impl AuthorizationWebhook {
         Self { webhook, settings, memory: Memory::new(REMEMBERED) }
     }
 
-    /// One condition that does not hold settles it; errors count only if none does.
+    /// One condition that is false decides; errors count only if none is false.
     fn is_concerned(&self, spec: &Json) -> Result<bool, String> {
         if self.settings.conditions.is_empty() {
             return Ok(true);
@@ -131,7 +131,7 @@ impl AuthorizationWebhook {
         if self.settings.version == "v1beta1"
             && let Some(groups) = sent.as_object_mut().and_then(|spec| spec.remove("groups"))
         {
-            // The only field that the older version calls otherwise.
+            // The only field that has another name in the older version.
             sent["group"] = groups;
         }
         let review = json!({
@@ -199,7 +199,7 @@ impl Authorizer for AuthorizationWebhook {
     }
 }
 
-/// What the asking client could make long.
+/// Whether the fields that a client can make long are short.
 fn is_short(attributes: &Attributes) -> bool {
     let asked = &attributes.request;
     let parts = [
@@ -215,7 +215,7 @@ fn is_short(attributes: &Attributes) -> bool {
     parts.iter().map(|part| part.len()).sum::<usize>() < LONGEST
 }
 
-/// The review's spec; what is empty is left out, as Go's encoder does.
+/// The review's spec; like Go's encoder, it omits empty fields.
 fn spec_of(attributes: &Attributes) -> Json {
     let Attributes { user, request } = attributes;
     let mut spec = Map::new();
@@ -254,7 +254,7 @@ fn texts(fields: &[(&str, &String)]) -> Map<String, Json> {
     there.map(|(name, text)| ((*name).to_owned(), Json::from(text.as_str()))).collect()
 }
 
-/// A field selector's parts. One that cannot be read narrows nothing down.
+/// A field selector's requirements. An invalid selector has none.
 fn requirements(selector: &str) -> Vec<Json> {
     if selector.is_empty() || Selector::parse_fields(selector).is_err() {
         return vec![];
@@ -272,7 +272,7 @@ fn requirements(selector: &str) -> Vec<Json> {
     selector.split(',').filter_map(one).collect()
 }
 
-/// The spec as conditions see it: who asks is always there.
+/// The spec for the conditions, which always has the fields of the user.
 fn evaluated(spec: &Json) -> Json {
     let mut spec = spec.clone();
     let empty =
@@ -308,7 +308,7 @@ mod tests {
     use crate::testing::Loopback;
 
     #[tokio::test]
-    async fn a_server_outside_decides() {
+    async fn the_webhook_decides() {
         let asked = Arc::<AtomicUsize>::default();
         let counter = asked.clone();
         let server = Loopback::start(|_| {
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn questions_become_reviews() {
+    fn requests_become_reviews() {
         let requirements = json!([
             {"key": "spec.nodeName", "operator": "In", "values": ["a"]},
             {"key": "status.phase", "operator": "NotIn", "values": ["Failed"]},
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn conditions_see_the_question() {
+    fn conditions_see_the_request() {
         let check = |text: &str, expected: Result<bool, &str>| {
             let condition = Condition::new(text).expect("compiles");
             let value = Value::from_json(&evaluated(&spec_of(&question())), &Type::Dyn);

@@ -1,5 +1,5 @@
-//! Bootstrap tokens: Secrets of type `bootstrap.kubernetes.io/token` in kube-system, with which nodes
-//! join before they have certificates.
+//! Bootstrap tokens: Secrets of type `bootstrap.kubernetes.io/token` in kube-system. Nodes join with them
+//! before they have certificates.
 
 use std::collections::BTreeMap;
 
@@ -44,7 +44,7 @@ impl TokenAuthenticator for BootstrapTokens {
     }
 }
 
-/// The user that `secret` lets `token` be; `None` if it does not.
+/// The user of `token` according to `secret`; `None` if the Secret does not allow it.
 fn user_of(secret: &Secret, token: &BootstrapToken, now: Timestamp) -> Option<UserInfo> {
     let field = |name: &str| {
         let bytes = secret.data.as_ref()?.get(name)?;
@@ -101,7 +101,7 @@ pub fn secret_for(
     Secret { metadata, type_: Some(SECRET_TYPE.into()), data: Some(data), ..Secret::default() }
 }
 
-/// Makes sure that the cluster's own token (`--token`) works: creates its Secret if there is none.
+/// Creates the Secret of the cluster's own token (`--token`) if there is none.
 /// kube-system must exist.
 pub async fn ensure(registry: &Registry, token: &BootstrapToken) -> Result<(), StatusError> {
     let secret = secret_for(token, "The cluster's join token.", None, &[]);
@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_is_good_while_its_secret_says_so() {
+    fn a_token_is_valid_while_its_secret_allows_it() {
         let token = BootstrapToken::parse("abcdef.0123456789abcdef").expect("a token");
         let at = |text: &str| text.parse::<Timestamp>().expect("a time");
         let until = at("2030-01-01T00:00:00Z");

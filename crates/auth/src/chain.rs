@@ -1,4 +1,4 @@
-//! Several authenticators and authorizers as one.
+//! Combines several authenticators or authorizers.
 
 use std::sync::Arc;
 
@@ -11,8 +11,8 @@ use http::request::Parts;
 
 use crate::{ALL_AUTHENTICATED, MASTERS};
 
-/// Asks in order; the first that knows the user answers. Wrong credentials of one kind do not hide
-/// right ones of another, but with no right ones they are an error. Upstream: `union.New`.
+/// Asks in order; the first that recognizes the user decides. Invalid credentials of one kind do not hide
+/// valid ones of another; without valid ones they are an error. Upstream: `union.New`.
 pub struct Authenticators(pub Vec<Box<dyn Authenticator>>);
 
 #[async_trait]
@@ -29,7 +29,7 @@ impl Authenticator for Authenticators {
         if failures.is_empty() {
             return Ok(None);
         }
-        // All of them, for the log: the filter shows none to the client.
+        // All of them, for the log: the filter does not show them to the client.
         Err(StatusError::unauthorized().with_message(format!("[{}]", failures.join(", "))))
     }
 }
@@ -42,7 +42,7 @@ pub(crate) fn authenticated(mut user: UserInfo) -> UserInfo {
     user
 }
 
-/// Asks in order; the first opinion counts. Reasons of those without one are collected.
+/// Asks in order; the first opinion decides. The reasons of authorizers without an opinion are joined.
 #[derive(Clone)]
 pub struct Authorizers(pub Vec<Arc<dyn Authorizer>>);
 
@@ -81,11 +81,11 @@ impl Authorizer for Authorizers {
     }
 }
 
-/// `system:masters` may do anything, whatever roles and bindings say: the way back in. Upstream: its
-/// rules are not told in SelfSubjectRulesReview.
+/// `system:masters` may do everything, whatever roles and bindings say, so that administrators cannot lock
+/// themselves out. Upstream: SelfSubjectRulesReview does not list its rules.
 pub struct Masters;
 
-/// The same answer to everybody: upstream's modes AlwaysAllow and AlwaysDeny.
+/// The same decision for every request: upstream's modes AlwaysAllow and AlwaysDeny.
 pub struct Always {
     pub allows: bool,
 }
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn wrong_credentials_are_not_absent_ones() {
+    async fn invalid_credentials_are_not_absent_ones() {
         let (parts, ()) = http::Request::new(()).into_parts();
         let check = async |list: &[Result<Option<&'static str>, ()>], expected| {
             let list = list.iter().map(|one| Box::new(Fixed(*one)) as Box<dyn Authenticator>);

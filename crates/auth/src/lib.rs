@@ -1,19 +1,19 @@
-//! Who is it, and may they?
+//! Authentication and authorization.
 //!
 //! In: request heads with connection facts, tokens, and the cluster's own objects (accounts, roles,
 //! bindings, pods), read through the server's registry. Out: a [`UserInfo`] per request and a
-//! decision per question. Plugs into the seams of `apiserver`, whose filters also do anonymous access
-//! and impersonation: [`Authenticators`] is its `Authenticator`, [`Authorizers`] its `Authorizer`.
+//! decision per question. `apiserver` uses [`Authenticators`] as its `Authenticator` and [`Authorizers`] as
+//! its `Authorizer`; its filters also do anonymous access and impersonation.
 //!
 //! ```text
 //! request ─► front proxy ─► x509 ─► bearer token
 //!                                   (static, service account, bootstrap,
 //!                                    OpenID, webhook)
-//! question ─► system:masters ─► the modes in their order
+//! question ─► system:masters ─► the configured modes in order
 //! ```
 //!
-//! Invariants: wrong credentials never fall back to anonymous; every decision is made from indexes
-//! in memory, without a look at the store; nothing here writes but [`rbac::bootstrap::reconcile`] and
+//! Invariants: invalid credentials never fall back to anonymous; every decision uses indexes in memory,
+//! without reads of the store; nothing here writes except [`rbac::bootstrap::reconcile`] and
 //! [`bootstrap_token::ensure`], both through the registry.
 
 pub mod abac;

@@ -1,4 +1,4 @@
-//! Keeps an index in step with the objects of one kind: the present state first, then every change,
+//! Keeps an index up to date with the objects of one kind: the current objects first, then every change,
 //! in order, from the server's own watch cache.
 
 use std::time::Duration;
@@ -11,13 +11,13 @@ use base::backoff::Backoff;
 use base::task::Tasks;
 
 pub(crate) enum Change<T> {
-    /// This is all there is: forget the rest.
+    /// The complete list: drop all others.
     Reset(Vec<T>),
     Put(T),
     Remove(Key),
 }
 
-/// Applies the present state before it returns; a task of `tasks` applies what follows.
+/// Applies the current objects before it returns; a task of `tasks` applies later changes.
 pub(crate) async fn mirror<T>(
     registry: &Registry,
     tasks: &Tasks,
@@ -28,7 +28,7 @@ pub(crate) async fn mirror<T>(
     mirror_if(registry, tasks, |_| true, apply).await;
 }
 
-/// As [`mirror`], but an object that comes to be such that it does not count is gone, undecoded.
+/// Like [`mirror`], but objects without `counts` are treated as removed, and are not decoded.
 pub(crate) async fn mirror_if<T>(
     registry: &Registry,
     tasks: &Tasks,
@@ -54,7 +54,7 @@ pub(crate) async fn mirror_if<T>(
                             }
                             (Some(entry), _) => {
                                 let stored = registry.stored_of::<T>(&event);
-                                // What cannot be read counts as absent, whatever it was before.
+                                // An undecodable object counts as removed, also if it was readable before.
                                 apply(match stored.as_ref().and_then(decode) {
                                     Some(object) => Change::Put(object),
                                     None => Change::Remove(entry.key.clone()),
@@ -66,8 +66,8 @@ pub(crate) async fn mirror_if<T>(
                     }
                 }
                 Err(error) => {
-                    // Too slow for history, or the cache restarted: begin anew.
-                    tracing::debug!(kind = T::KIND, %error, "index lost its place");
+                    // Too slow for the history, or the cache restarted: start over.
+                    tracing::debug!(kind = T::KIND, %error, "the index has to list the objects again");
                     tokio::time::sleep(backoff.step()).await;
                     let (present, fresh) = registry.follow::<T>().await;
                     apply(Change::Reset(decode_all(&present)));
@@ -84,7 +84,7 @@ fn decode_all<T: 'static>(stored: &[Stored]) -> Vec<T> {
 
 fn decode<T: 'static>(stored: &Stored) -> Option<T> {
     let object = stored.object().inspect_err(|error: &StatusError| {
-        tracing::error!(%error, "an object cannot be read, it counts as absent");
+        tracing::error!(%error, "failed to decode an object; it counts as absent");
     });
     object.ok()?.into_typed()
 }

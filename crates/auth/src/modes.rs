@@ -1,4 +1,4 @@
-//! Which authorizers are asked, and in which order: from flags or from a file that may change.
+//! The authorization modes and their order, from flags or from a file that may change.
 //!
 //! ```text
 //! apiVersion: apiserver.config.k8s.io/v1
@@ -12,7 +12,7 @@
 //!             connectionInfo: {type: KubeConfigFile, kubeConfigFile: /etc/policy.conf}}
 //! ```
 //!
-//! In: a configuration and the authorizers that the server has. Out: the chain of the moment, always
+//! In: a configuration and the authorizers that the server has. Out: the current chain, always
 //! with `system:masters` first. Upstream: `pkg/kubeapiserver/authorizer`.
 
 use std::path::Path as FilePath;
@@ -30,7 +30,7 @@ use crate::authz_webhook::{AuthorizationWebhook, Condition, Settings};
 use crate::chain::{Always, Authorizers, Masters};
 use crate::webhook::Webhook;
 
-/// What `--authorization-mode` may name.
+/// The values of `--authorization-mode`.
 pub const MODES: [&str; 6] = ["ABAC", "AlwaysAllow", "AlwaysDeny", "Node", "RBAC", "Webhook"];
 const VERSIONS: [&str; 3] = [
     "apiserver.config.k8s.io/v1",
@@ -109,7 +109,7 @@ impl AuthorizationConfiguration {
     }
 }
 
-/// The authorizers that a configuration may name. `None`: not there since the start.
+/// The authorizers that a configuration may name. `None`: not enabled at the start.
 #[derive(Clone, Default)]
 pub struct Available {
     pub node: Option<Arc<dyn Authorizer>>,
@@ -117,10 +117,10 @@ pub struct Available {
     pub abac: Option<Arc<dyn Authorizer>>,
 }
 
-/// The chain of the moment.
+/// The current chain of authorizers.
 pub struct Modes {
     available: Available,
-    /// Modes of the start, which no later configuration may leave out.
+    /// The modes enabled at the start, which every later configuration must contain.
     required: Vec<String>,
     current: ArcSwap<Authorizers>,
 }
@@ -204,7 +204,7 @@ fn chain(
     Ok(Authorizers(all))
 }
 
-/// One entry. Of a webhook that is right, its settings.
+/// Checks one entry, and returns the settings of a valid webhook.
 fn check(
     one: &Configured,
     before: &[Configured],
@@ -345,7 +345,7 @@ fn check_connection(info: &ConnectionInfo, path: &Path, errors: &mut FieldErrors
                 Ok(_) => {}
             }
         }
-        // A server in a cluster of its own making is no pod of another one.
+        // The server is no pod of another cluster, so it has no in-cluster configuration.
         (kind, _) => errors.not_supported(&path.child("type"), kind, &["KubeConfigFile"]),
     }
 }
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_named_as_upstream_names_them() {
+    fn mistakes_have_upstreams_messages() {
         let check = |authorizers: &str, expected: &str| {
             assert_eq!(modes(authorizers).err().as_deref().unwrap_or_default(), expected);
         };

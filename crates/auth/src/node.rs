@@ -1,13 +1,14 @@
-//! What a kubelet may see: what the pods on its node need, and no more.
+//! The Node authorizer: a kubelet may read what the pods on its node need, and no more.
 //!
 //! ```text
 //! node ◄─┬─ pod ◄── secret, config map, service account, claim ◄── volume
 //!        ├─ volume attachment
 //!        ├─ resource slice
-//!        └─ pod certificate request, where they are served
+//!        └─ pod certificate request, if the feature is enabled
 //! ```
 //!
-//! In: pods, persistent volumes, and what names its node, mirrored from the watch cache. Out: decisions for users named `system:node:NAME` in group `system:nodes`. Upstream:
+//! In: pods, persistent volumes, and objects that name their node, mirrored from the watch cache. Out:
+//! decisions for users named `system:node:NAME` in group `system:nodes`. Upstream:
 //! `plugin/pkg/auth/authorizer/node`.
 
 use std::collections::{HashMap, HashSet};
@@ -37,7 +38,7 @@ const LEASES: &str = "kube-node-lease";
 const CERTIFICATES: &str = "certificates.k8s.io";
 const CERTIFICATE_REQUESTS: &str = "podcertificaterequests";
 
-/// Kinds whose objects a node reaches through its pods.
+/// Kinds whose objects a node may reach through its pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Kind {
     Secret,
@@ -60,7 +61,7 @@ struct PodNode {
     objects: HashSet<Object>,
 }
 
-/// A volume: the claim it is bound to, and the secrets that its driver needs on the node.
+/// A volume: its claim, and the secrets that its driver needs on the node.
 struct Volume {
     claim: Object,
     secrets: Vec<Object>,
@@ -74,7 +75,7 @@ pub struct Graph {
     volumes: HashMap<String, Volume>,
     /// Volumes that need a secret.
     volume_secrets: HashMap<Object, HashSet<String>>,
-    /// Objects that name their node themselves, by namespace and name.
+    /// Objects with a field for their node, by namespace and name.
     placed: HashMap<Placed, HashMap<Key, String>>,
 }
 
@@ -93,7 +94,7 @@ impl Graph {
         self.remove_pod(&namespace, &name);
         let Some(spec) = pod.spec.as_ref() else { return };
         let Some(node) = spec.node_name.clone().filter(|node| !node.is_empty()) else { return };
-        // A mirror pod is the kubelet's own statement; it must not open doors.
+        // The kubelet itself creates mirror pods, so they must not grant it access.
         let annotations = pod.metadata.annotations.as_ref();
         let is_mirror =
             annotations.is_some_and(|all| all.contains_key("kubernetes.io/config.mirror"));
@@ -170,7 +171,7 @@ impl Graph {
         self.volumes.get(volume).is_some_and(|volume| self.is_used(node, &volume.claim))
     }
 
-    /// `node` is empty for what is on none.
+    /// `node` is empty for an object on no node.
     pub fn put_placed(&mut self, kind: Placed, key: Key, node: &str) {
         let nodes = self.placed.entry(kind).or_default();
         match node {
@@ -190,7 +191,7 @@ impl Graph {
     }
 }
 
-/// What a pod refers to in its namespace.
+/// The objects in the pod's namespace that it refers to.
 fn references(pod: &Pod, spec: &PodSpec, namespace: &str) -> HashSet<Object> {
     let mut found = HashSet::new();
     let mut add = |kind, name: &str| {
@@ -283,16 +284,16 @@ fn volume_references(pod: &Pod, spec: &PodSpec, add: &mut impl FnMut(Kind, &str)
 pub struct NodeAuthorizer {
     /// Written by the mirrors' tasks, read by every request of a node; never held across an await.
     graph: Arc<RwLock<Graph>>,
-    /// What every node may do, whatever runs on it.
+    /// The rules that apply to every node.
     rules: Arc<[PolicyRule]>,
 }
 
 impl NodeAuthorizer {
-    /// Reads what the graph is made of, and follows it from then on with tasks of `tasks`.
+    /// Reads the objects of the graph, and follows them with tasks of `tasks`.
     pub async fn start(registry: &Registry, tasks: &Tasks) -> Self {
         let authorizer = Self::new();
         let graph = authorizer.graph.clone();
-        // A new pod is on no node yet, which the watch cache knows without decoding it.
+        // An unscheduled pod is on no node, which the watch cache knows without decoding it.
         let is_placed = |pod: &Entry| pod.field("spec.nodeName") != Some("");
         let pods = mirror_if::<Pod>(registry, tasks, is_placed, move |change| {
             let mut graph = graph.write().expect("no panic under the lock");
@@ -387,7 +388,7 @@ impl NodeAuthorizer {
         }
     }
 
-    /// `Err`: why not, as far as it is worth telling.
+    /// `Err`: the reason, if there is one to show.
     fn decide(&self, node: &str, request: &RequestInfo) -> Result<(), String> {
         let resource = (request.group.as_str(), request.resource.as_str());
         let sub = request.subresource.as_str();
@@ -439,7 +440,7 @@ impl NodeAuthorizer {
         }
     }
 
-    /// What every node may do. Admission limits the rest.
+    /// The decision by the rules of every node. Admission limits the rest.
     fn decide_statically(&self, request: &RequestInfo) -> Result<(), String> {
         check(self.rules.iter().any(|rule| rule_allows(rule, request)), "")
     }
@@ -459,7 +460,7 @@ impl NodeAuthorizer {
         }
     }
 
-    /// Whose slice a new one is, and which of a collection are deleted, is for admission to see.
+    /// Admission checks the node of a new slice, and which slices of a collection are deleted.
     fn decide_slices(&self, node: &str, request: &RequestInfo) -> Result<(), String> {
         check(request.subresource.is_empty(), "cannot authorize ResourceSlice subresources")?;
         match request.verb.as_str() {
@@ -475,7 +476,7 @@ impl NodeAuthorizer {
         }
     }
 
-    /// Whose certificate a new one is about is for admission to see.
+    /// Admission checks the pod of a new request.
     fn decide_certificates(&self, node: &str, request: &RequestInfo) -> Result<(), String> {
         check(features::enabled(Feature::PodCertificateRequest), "")?;
         let part = "nodes may not access the status subresource of PodCertificateRequests";
@@ -506,7 +507,7 @@ impl NodeAuthorizer {
         }
     }
 
-    /// The certificate of a deleted Node allows to read the pods that are left on it, and nothing else.
+    /// A certificate of a deleted Node allows to read the pods that are left on it, and nothing else.
     fn authorize_retired(&self, attributes: &Attributes) -> Decision {
         let Attributes { user, request } = attributes;
         let node = user.name.strip_prefix(USER_PREFIX).unwrap_or_default();
@@ -516,11 +517,11 @@ impl NodeAuthorizer {
         if reads_pods && !node.is_empty() && self.decide_pods(node, request).is_ok() {
             return Decision::Allow { reason: String::new() };
         }
-        let reason = "the Node that this certificate was issued for is not there any more, the machine has to join again with a token";
+        let reason = "the Node that this certificate was issued for no longer exists; the machine has to join again with a token";
         Decision::NoOpinion { reason: reason.into() }
     }
 
-    /// Whether the object says that it is of the node.
+    /// Whether the object names this node.
     fn placed(&self, node: &str, request: &RequestInfo, kind: Placed) -> Result<(), String> {
         let graph = self.graph.read().expect("no panic under the lock");
         let key = Key::new(request.namespace.as_str(), request.name.as_str());
@@ -540,13 +541,13 @@ fn check(allowed: bool, why: &str) -> Result<(), String> {
     if allowed { Ok(()) } else { Err(why.to_owned()) }
 }
 
-/// Is it asked for the objects of the node only?
+/// Whether the field selector restricts the request to the node.
 fn selects_node(request: &RequestInfo, node: &str) -> bool {
     let selector = Selector::parse_fields(&request.field_selector).ok();
     selector.as_ref().and_then(|one| one.exact("spec.nodeName")) == Some(node)
 }
 
-/// The verbs by which a node keeps the one object that is its own.
+/// The verbs that a node may use on its one own object.
 const OWN: [&str; 5] = ["get", "create", "update", "patch", "delete"];
 
 fn own_lease(node: &str, request: &RequestInfo) -> Result<(), String> {
@@ -570,7 +571,7 @@ fn unrelated(node: &str) -> String {
     format!("no relationship found between node '{node}' and this object")
 }
 
-/// get, list and watch of one named object.
+/// Allows get, list and watch of one named object.
 fn readable(request: &RequestInfo) -> Result<(), String> {
     let refuse = |why: &str| Err(why.to_owned());
     match request.verb.as_str() {
@@ -699,11 +700,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_node_sees_what_its_pods_need() {
+    async fn a_node_reads_what_its_pods_need() {
         let authorizer = authorizer();
         let check = async |verb: &str, object: &str, expected: bool| {
             assert_eq!(may(&authorizer, "n1", verb, object).await, expected, "{verb} {object}");
-            // The other node has a mirror pod only, which opens nothing.
+            // The other node has only a mirror pod, which grants nothing.
             let shared = ["/secrets/", "/configmaps/", "/serviceaccounts/", "persistentvolume"];
             if shared.iter().any(|part| object.contains(part)) {
                 assert!(!may(&authorizer, "n2", verb, object).await, "{verb} {object}");
@@ -762,7 +763,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_retired_node_sees_the_pods_that_are_left() {
+    async fn a_retired_node_reads_the_pods_that_are_left() {
         let authorizer = authorizer();
         let check = async |verb: &str, resource: &str, name: &str, selector: &str, expected| {
             let request = RequestInfo {
@@ -791,7 +792,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_pod_that_goes_takes_its_rights_along() {
+    async fn a_deleted_pod_grants_nothing() {
         let authorizer = authorizer();
         authorizer.graph.write().expect("no panic").remove_pod("web", "pn1");
         assert!(!may(&authorizer, "n1", "get", "/secrets//web/password").await);
@@ -809,7 +810,7 @@ mod tests {
     }
 
     #[test]
-    fn certificates_of_pods_are_asked_for_where_the_gate_is_open() {
+    fn pod_certificates_need_the_feature_gate() {
         let authorizer = authorizer();
         let pcrs = "certificates.k8s.io/podcertificaterequests";
         for (verb, rest, expected) in [

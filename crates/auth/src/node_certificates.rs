@@ -1,19 +1,19 @@
-//! Which certificates of nodes still count: those of a Node that is there.
+//! Decides which certificates of nodes are valid: those of an existing Node.
 //!
 //! ```text
 //!  join token ─► certificate of an hour, no UID ─► registers the Node ─► certificates with its UID
-//!                     counts until the Node               count as long as
-//!                     is registered by another            the Node with this UID
-//!                     certificate, or is deleted          is there
+//!                     valid until another                 valid as long as
+//!                     certificate registers the Node,     the Node with this UID
+//!                     or the Node is deleted              exists
 //! ```
 //!
-//! In: Nodes, mirrored from the watch cache; what a certificate says. Out: a verdict for each request.
-//! A certificate that does not count any more still gives the user's name, but no group except
-//! [`api::nodes::RETIRED_NODES`]: the kubelet sees that its pods are gone and ends them.
+//! In: Nodes, mirrored from the watch cache; the certificate. Out: a verdict for each request.
+//! A certificate that is no longer valid still gives the user's name, but no group except
+//! [`api::nodes::RETIRED_NODES`]: so the kubelet sees that its pods are deleted, and stops them.
 //!
-//! Invariants: nothing is written, so that all servers of a store and all their lives agree; deleting
-//! a Node ends every certificate with its UID at once. Certificates of a year without a UID are an
-//! administrator's, or of an earlier version, and are left alone, as upstream leaves all.
+//! Invariants: nothing is written, so all servers of a store agree, also after restarts; the deletion of
+//! a Node ends every certificate with its UID at once. A certificate without a UID that is valid for a
+//! year comes from an administrator or an earlier version; like upstream, it is not restricted.
 
 use std::collections::HashMap;
 use std::sync::{Arc, RwLock};
@@ -30,11 +30,11 @@ use pki::{Certificate, Identity};
 
 use crate::mirror::{Change, mirror};
 
-/// A certificate that lives no longer was given for a join token. With the minutes that its begin
-/// lies before its issue, and some for rounding.
+/// A certificate with at most this lifetime was issued for a join token. Includes the minutes by which its
+/// start is backdated, and some for rounding.
 const SHORT: Duration = Duration::from_secs(pki::JOIN_LIFETIME.as_secs() + 600);
 
-/// Clones are the same index.
+/// Clones share the index.
 #[derive(Clone, Default)]
 pub struct NodeCertificates {
     /// Written by the mirror's task, read by every request of a node; never held across an await.
@@ -44,18 +44,18 @@ pub struct NodeCertificates {
 #[derive(Default)]
 struct Index {
     registered: HashMap<String, Registered>,
-    /// Nodes that were deleted while a certificate for a join token may live, and when.
+    /// When Nodes were deleted, for as long as a join token's certificate may be valid.
     deleted: HashMap<String, Timestamp>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Registered {
     uid: String,
-    /// By which credential, if that is known.
+    /// The credential that registered it, if known.
     by: Option<String>,
 }
 
-/// What counts of a node's certificate.
+/// The relevant fields of a node's certificate.
 #[derive(Clone, Debug)]
 pub(crate) struct Shown {
     node: String,
@@ -67,7 +67,7 @@ pub(crate) struct Shown {
 }
 
 impl Shown {
-    /// Nothing for the certificates of others.
+    /// `None` for certificates of other users.
     pub(crate) fn of(certificate: &Certificate, credential: &str) -> Option<Self> {
         let Certificate { common_name, organizations, not_before, not_after, .. } = certificate;
         let node = Identity::node_of(common_name, organizations)?;
@@ -84,7 +84,7 @@ impl Shown {
 }
 
 impl NodeCertificates {
-    /// Reads all Nodes, and follows them from then on with a task of `tasks`.
+    /// Reads all Nodes, and follows them with a task of `tasks`.
     pub async fn start(registry: &Registry, tasks: &Tasks) -> Self {
         let own = Self::default();
         let index = own.index.clone();
@@ -101,12 +101,12 @@ impl NodeCertificates {
         own
     }
 
-    /// Does the certificate count?
+    /// Whether the certificate is valid.
     pub(crate) fn count(&self, shown: &Shown) -> bool {
         self.index.read().expect("no panic under the lock").count(shown)
     }
 
-    /// The user of a certificate whose Node is gone.
+    /// Changes the user of a certificate whose Node is deleted.
     pub(crate) fn retire(user: &mut UserInfo) {
         user.groups = vec![nodes::RETIRED_NODES.to_owned()];
     }
@@ -147,7 +147,7 @@ impl Index {
         if self.deleted.get(&shown.node).is_some_and(is_before) {
             return false;
         }
-        // Two may have asked for the same name: the one that registered the Node has it.
+        // If two machines joined with the same name, the one that registered the Node keeps it.
         let by = registered.and_then(|node| node.by.as_ref());
         !shown.is_kubelet || by.is_none_or(|by| *by == shown.credential)
     }
@@ -197,14 +197,14 @@ mod tests {
         assert!(index.count(&bound) && index.count(&proxy) && index.count(&own));
         index.remove("a", at(5));
         assert!(!index.count(&bound) && !index.count(&proxy) && index.count(&own));
-        // Another machine joins under the same name: earlier certificates stay refused.
+        // Another machine joins with the same name: earlier certificates stay refused.
         index.put(&node("a", "2", None));
         assert!(!index.count(&bound) && !index.count(&proxy));
         assert!(index.count(&shown("system:node:a", Some("2"), YEAR, "c4")));
     }
 
     #[test]
-    fn a_join_certificate_is_of_the_machine_that_registered() {
+    fn a_join_certificate_belongs_to_the_machine_that_registered() {
         let mut index = Index::default();
         let first = shown("system:node:a", None, HOUR, "c1");
         let second = shown("system:node:a", None, HOUR, "c2");
@@ -215,7 +215,7 @@ mod tests {
         index.replace(vec![], at(5));
         assert!(!index.count(&first) && !index.count(&second) && !index.count(&proxy));
         let later = Shown { issued: at(6), ..second.clone() };
-        assert!(index.count(&later), "it was given after the deletion");
+        assert!(index.count(&later), "it was issued after the deletion");
         // The server's own node registers without a credential: no certificate has its name.
         index.put(&node("a", "2", Some("")));
         assert!(!index.count(&later));

@@ -1,8 +1,8 @@
 //! Follows a file that may change while the server runs.
 //!
-//! In: a path. Out: its text, whenever it is another one. The kernel tells of changes in the file's
-//! directory (files are mostly replaced, not written, and projected volumes swap a link above
-//! them); once a minute it is looked at anyway, as upstream does.
+//! In: a path. Out: the file's text whenever it changed. inotify reports changes in the file's directory
+//! (files are mostly replaced, not written, and projected volumes swap a link above them); like upstream,
+//! the file is also read once a minute.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -10,27 +10,27 @@ use std::time::Duration;
 use base::watch::FileWatch;
 
 const LOOK_ANYWAY: Duration = Duration::from_secs(60);
-/// Editors write in steps: changes settle first.
+/// Editors write in steps: wait until the changes settle.
 const SETTLE: Duration = Duration::from_millis(50);
 
 pub struct Followed {
     path: PathBuf,
-    /// What was seen last.
+    /// The last text.
     text: String,
-    /// `None` where the kernel has no watches left.
+    /// `None` if the kernel has no watches left.
     events: Option<FileWatch>,
 }
 
 impl Followed {
-    /// Reads it for the first time.
+    /// Opens and reads the file for the first time.
     pub fn open(path: &Path) -> std::io::Result<(Self, String)> {
-        // Watched first, so that no change falls in between.
+        // The watch comes first, so that no change is missed.
         let events = FileWatch::open(path).ok();
         let text = std::fs::read_to_string(path)?;
         Ok((Self { path: path.to_path_buf(), text: text.clone(), events }, text))
     }
 
-    /// Resolves when the file says something else.
+    /// Resolves when the file's text has changed.
     pub async fn changed(&mut self) -> String {
         loop {
             let told = async {
@@ -50,7 +50,7 @@ impl Followed {
                 }
                 Ok(_) => {}
                 Err(error) => {
-                    tracing::warn!(path = %self.path.display(), %error, "cannot be read now");
+                    tracing::warn!(path = %self.path.display(), %error, "failed to read the file again");
                 }
             }
         }
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_replaced_file_is_noticed() {
+    async fn a_replaced_file_is_detected() {
         let root = tempfile::tempdir().expect("a directory");
         let path = root.path().join("config");
         std::fs::write(&path, "one").expect("writes");

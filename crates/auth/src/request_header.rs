@@ -1,6 +1,6 @@
-//! Users that a trusted front proxy vouches for, by `X-Remote-User` and its like. This is how
-//! aggregated API servers learn who asks; the client certificate must come from the front-proxy
-//! authority, or the headers count for nothing.
+//! Users from a trusted front proxy, by `X-Remote-User` and similar headers. Aggregated API servers
+//! authenticate requests this way. The client certificate must come from the front-proxy CA, otherwise
+//! the headers are ignored.
 
 use apiserver::StatusError;
 use apiserver::authn::Authenticator;
@@ -13,7 +13,7 @@ use transport::tls::{ChainVerifier, TlsError};
 
 use crate::x509::{peer_chain, verified_leaf};
 
-/// The headers that say who it is, in lower case. Of several names and uids the first counts.
+/// The headers with the user, in lower case. Among several names and uids, the first one counts.
 #[derive(Clone, Debug)]
 pub struct Headers {
     pub user: Vec<String>,
@@ -36,7 +36,7 @@ impl Default for Headers {
 
 pub struct RequestHeader {
     verifier: ChainVerifier,
-    /// Common names that may vouch; empty for all that the authority signed.
+    /// The accepted common names; empty accepts all certificates of the CA.
     allowed_names: Vec<String>,
     headers: Headers,
 }
@@ -84,7 +84,7 @@ impl Authenticator for RequestHeader {
     }
 }
 
-/// The first that says something.
+/// The first nonempty value.
 fn text(headers: &HeaderMap, names: &[String]) -> Option<String> {
     let values = names.iter().filter_map(|name| headers.get(name));
     values.map(|value| header_text(value).into_owned()).find(|value| !value.is_empty())
@@ -98,8 +98,8 @@ pub(crate) fn texts(headers: &HeaderMap, name: &str) -> Vec<String> {
     headers.get_all(name).into_iter().map(|value| header_text(value).into_owned()).collect()
 }
 
-/// Headers `<prefix><key>: <value>`; keys are percent-encoded where HTTP would not carry them. One that
-/// is not encoded well is taken as it stands.
+/// Headers `<prefix><key>: <value>`; keys are percent-encoded where HTTP requires it. A key with invalid
+/// encoding is used unchanged.
 pub(crate) fn extras(
     headers: &HeaderMap,
     prefix: &str,
@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn only_the_front_proxy_may_vouch() {
+    async fn only_the_front_proxys_headers_are_trusted() {
         let authority = Authority::generate("front-proxy-ca").expect("keys can be made");
         let other = Authority::generate("kubernetes").expect("keys can be made");
         let names = vec!["front-proxy-client".to_owned()];

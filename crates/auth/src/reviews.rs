@@ -1,6 +1,6 @@
-//! The review kinds: questions about identity and permission, answered instead of stored.
+//! The review kinds: requests about identity and permission that are answered, not stored.
 //!
-//! Each is a `Strategy` whose `review` answers; the rows of these kinds take them.
+//! Each kind is a `Strategy` whose `review` answers.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::tokens::{BearerTokens, UNKNOWN};
 
 const AUTHORIZATION: &str = "authorization.k8s.io";
 
-/// May `user` do what the attributes say? `None`: neither kind of attributes is given.
+/// Decides whether `user` may do what the attributes say. `None`: there are no attributes.
 pub async fn evaluate(
     authorizer: &dyn Authorizer,
     user: UserInfo,
@@ -58,7 +58,7 @@ fn resource_question(attributes: &authorization::ResourceAttributes) -> RequestI
     }
 }
 
-/// As a query would say it: the raw selector, or the requirements that ask for one value.
+/// The selector in query form: the raw one, or the requirements for a single value.
 fn field_selector(attributes: &authorization::ResourceAttributes) -> String {
     let Some(selector) = &attributes.field_selector else { return String::new() };
     if let Some(raw) = &selector.raw_selector {
@@ -90,12 +90,12 @@ fn user_of(spec: &authorization::SubjectAccessReviewSpec) -> UserInfo {
     }
 }
 
-/// Upstream names no kind, for the review that it judges has lost it.
+/// Upstream's error has no kind, because the review in question has lost it.
 fn invalid(errors: machinery::field::FieldErrors) -> StatusError {
     StatusError::invalid(AUTHORIZATION, "", "", errors)
 }
 
-/// A review with two questions.
+/// Rejects a review with both kinds of attributes.
 fn check_one(
     resource: Option<&authorization::ResourceAttributes>,
     path: Option<&authorization::NonResourceAttributes>,
@@ -110,7 +110,7 @@ fn check_one(
     Err(invalid(errors))
 }
 
-/// A review without a question.
+/// The error of a review without attributes.
 fn no_question() -> StatusError {
     use machinery::field::{FieldErrors, Path};
     let mut errors = FieldErrors::default();
@@ -212,7 +212,7 @@ impl Strategy for SelfSubjectRules {
         let mut status = rules_status(self.0.rules(&ctx.user, &namespace).await);
         status.evaluation_error = self.0.unresolved(&ctx.user, &namespace).await;
         status.incomplete = status.evaluation_error.is_some();
-        // The question is not repeated.
+        // The answer does not repeat the spec.
         *review = authorization::SelfSubjectRulesReview {
             status: Some(status),
             ..authorization::SelfSubjectRulesReview::default()

@@ -1,6 +1,6 @@
-//! Service account tokens: minting (TokenRequest) and recognizing.
+//! Service account tokens: issues (TokenRequest) and verifies them.
 //!
-//! A token is a JWT signed with the cluster's key (ES256, or RS256 for a key brought along):
+//! A token is a JWT signed with the cluster's key (ES256, or RS256 for an imported key):
 //!
 //! ```text
 //! {"alg":"ES256","kid":…} . {"iss":…,"aud":[…],"exp":…,"iat":…,"nbf":…,"jti":…,
@@ -9,8 +9,8 @@
 //!                    "pod":{…},"node":{…},"secret":{…},"warnafter":…}} . signature
 //! ```
 //!
-//! Invariant: a token is worth no more than the objects it names: account, pod, secret and node must
-//! exist with the same uid when it is shown.
+//! Invariant: a token is valid only while its objects exist: account, pod, secret and node must exist with
+//! the same uid when it is used.
 
 mod keys;
 mod mint;
@@ -32,12 +32,12 @@ pub const USER_PREFIX: &str = "system:serviceaccount:";
 const GROUP: &str = "system:serviceaccounts";
 /// The issuer of tokens that live in Secrets and never expire.
 const LEGACY_ISSUER: &str = "kubernetes/serviceaccount";
-/// When the token in a Secret was last used, and since when it is not valid any more.
+/// Labels: when the token in a Secret was last used, and since when it is invalid.
 const LAST_USED: &str = "kubernetes.io/legacy-token-last-used";
 const INVALID_SINCE: &str = "kubernetes.io/legacy-token-invalid-since";
 const EXTRA: &str = "authentication.kubernetes.io/";
 
-/// The payload. Unknown claims are of no interest.
+/// The payload. Unknown claims are ignored.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Claims {
     #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "one_or_many")]
@@ -101,12 +101,12 @@ pub struct Reference {
 }
 
 impl TokenKeys {
-    /// For tokens that live in Secrets, which name no audience and no issuer of a cluster.
+    /// For tokens in Secrets, which have no audience, and not the cluster's issuer.
     pub fn of_secrets(signing_key_pem: &str) -> Result<Self, KeyError> {
         Self::new(signing_key_pem, "", vec![LEGACY_ISSUER.to_owned()], vec![])
     }
 
-    /// The token of a Secret: it has no end, but is worth no more than the Secret and its account.
+    /// The token of a Secret: it does not expire, but is valid only while the Secret and its account exist.
     /// Upstream: `serviceaccount.LegacyClaims`.
     pub fn sign_secret(&self, account: &ObjectMeta, secret: &str) -> Result<String, KeyError> {
         let text = |field: &Option<String>| field.clone().unwrap_or_default();
@@ -136,7 +136,7 @@ fn one_or_many<'de, D: serde::Deserializer<'de>>(decoder: D) -> Result<Vec<Strin
     })
 }
 
-/// Recognizes the cluster's own service account tokens.
+/// Verifies the cluster's own service account tokens.
 pub struct ServiceAccounts {
     registry: Registry,
     keys: TokenKeys,
@@ -147,10 +147,14 @@ impl ServiceAccounts {
         Self { registry, keys }
     }
 
-    /// Whether all that the token names is (still) there.
+    /// Checks that all objects that the token names exist.
     async fn check_objects(&self, private: &Private) -> Result<(), StatusError> {
         let refused = |why: &str| {
-            tracing::debug!(account = private.serviceaccount.name, why, "a token is refused");
+            tracing::debug!(
+                account = private.serviceaccount.name,
+                why,
+                "refused a service account token"
+            );
             Err(StatusError::unauthorized())
         };
         let namespace = private.namespace.as_str();
@@ -204,14 +208,14 @@ impl ServiceAccounts {
             tracing::warn!(
                 secret = found.metadata.name,
                 namespace = private.namespace,
-                "a token in a Secret that is marked invalid is refused; without the label {INVALID_SINCE} it is valid again"
+                "refused the token of a Secret that is marked invalid; remove the label {INVALID_SINCE} to accept it again"
             );
             return Err(StatusError::unauthorized());
         }
         Ok(Some(user_of(&private, "")))
     }
 
-    /// Notes the day in the Secret: what nobody used for a year, a controller may take away.
+    /// Writes the day into the Secret: a controller may remove tokens that were unused for a year.
     async fn mark_used(&self, secret: &Secret) {
         let today = day(base::clock::now());
         let modify = move |object: &mut dyn Object| {
@@ -223,7 +227,7 @@ impl ServiceAccounts {
         let key = Key::new(secret.namespace(), secret.name());
         let intent = Intent::Modify(Box::new(modify));
         if let Err(error) = self.registry.write(&ctx, &key, intent).await {
-            tracing::warn!(%error, secret = secret.name(), "the use of its token cannot be noted");
+            tracing::warn!(%error, secret = secret.name(), "failed to record the use of the Secret's token");
         }
     }
 }
@@ -236,7 +240,7 @@ fn day(time: jiff::Timestamp) -> String {
     time.strftime("%Y-%m-%d").to_string()
 }
 
-/// Is its use to be noted? Servers whose clocks differ must not undo each other's notes.
+/// Whether its use must be recorded. Servers with different clocks must not undo each other's records.
 fn is_unmarked(secret: &Secret, now: jiff::Timestamp) -> bool {
     let tomorrow = now + std::time::Duration::from_secs(24 * 60 * 60);
     label(secret, LAST_USED).is_none_or(|last| last != day(now) && last != day(tomorrow))
@@ -246,7 +250,7 @@ fn is_same(meta: &ObjectMeta, reference: &Reference) -> bool {
     meta.uid.as_deref() == Some(reference.uid.as_str()) && !is_long_deleted(meta)
 }
 
-/// Objects under deletion count for a minute more, so that a pod may use its account while it ends.
+/// Deleted objects count for one more minute, so that a terminating pod may use its account.
 fn is_long_deleted(meta: &ObjectMeta) -> bool {
     let deleted = meta.deletion_timestamp.as_ref();
     deleted.is_some_and(|at| at.0.as_second() + 60 < base::clock::now().as_second())
@@ -265,11 +269,11 @@ impl TokenAuthenticator for ServiceAccounts {
             return Ok(None);
         }
         let claims = self.keys.verify(token).map_err(|error| {
-            tracing::debug!(%error, "a service account token is refused");
+            tracing::debug!(%error, "refused a service account token");
             StatusError::unauthorized()
         })?;
         if is_legacy {
-            // Such a token names no audience: it is for the API server's own.
+            // Such a token has no audience: it is for the API server only.
             let own = |one: &&String| self.keys.audiences().contains(one);
             let audiences: Vec<String> = audiences.iter().filter(own).cloned().collect();
             if audiences.is_empty() {
@@ -343,13 +347,13 @@ mod tests {
     }
 
     #[test]
-    fn the_use_of_a_secret_is_noted_once_a_day() {
+    fn the_use_of_a_secret_is_recorded_once_a_day() {
         let now: jiff::Timestamp = "2026-03-01T23:59:00Z".parse().expect("a time");
         for (last, expected) in [
             ("", true),
             ("2026-02-28", true),
             ("2026-03-01", false),
-            // Noted by a server whose clock is ahead.
+            // Recorded by a server whose clock is ahead.
             ("2026-03-02", false),
             ("2026-03-03", true),
         ] {

@@ -1,12 +1,12 @@
-//! Who still shows certificates of an authority that has been replaced.
+//! Records which users still authenticate with certificates of a replaced CA.
 //!
-//! While one authority follows another, both are believed (`certificate rotate-ca`). Before the older
-//! one can leave the bundle, somebody has to know who would be lost: whoever was let in by it is noted
-//! here, and told as a figure.
+//! While a new CA replaces an old one, both are trusted (`certificate rotate-ca`). Before the old one can
+//! be removed from the bundle, the administrator has to know which users would lose access: a metric lists
+//! them.
 //!
-//! In: chains that were believed. Out: users with the time they were seen last, and by which authority.
-//! Invariants: only whom an authority signed gets in, so nobody can make up entries; the table is
-//! bounded all the same; with one authority alone it costs nothing.
+//! In: verified chains. Out: users, with the time and CA of their last authentication.
+//! Invariants: only users with a certificate of a CA are recorded, so entries cannot be forged; the table
+//! is still bounded; with a single CA it costs nothing.
 
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex};
@@ -17,26 +17,26 @@ use lru::LruCache;
 use pki::Certificate;
 use rustls_pki_types::CertificateDer;
 
-/// The figure's name: `decapod certificate rotate-ca --finish` reads it, too.
+/// The metric's name: `decapod certificate rotate-ca --finish` reads it, too.
 pub const FIGURE: &str = "decapod_old_authority_last_seen_timestamp_seconds";
-const HELP: &str = "When a user last showed a certificate of an authority that has been replaced. Such users are lost when that authority leaves the bundle.";
-/// Users that are kept in mind.
+const HELP: &str = "When a user last authenticated with a certificate of a replaced authority. Such users lose access when that authority is removed from the bundle.";
+/// The maximum number of users in the table.
 const REMEMBERED: NonZeroUsize = NonZeroUsize::new(4096).expect("not zero");
 
-/// Clones are the same table.
+/// Clones share the table.
 #[derive(Clone)]
 pub struct Sightings(Arc<Inner>);
 
 struct Inner {
-    /// The first of the bundle, and the others that signed themselves.
+    /// The first certificate of the bundle, and the other self-signed ones.
     present: Option<Certificate>,
     older: Vec<Certificate>,
-    /// User, and the older authority's name. Guards plain values, never held across an await.
+    /// By user and name of the older CA. Guards plain values, never held across an await.
     seen: Mutex<LruCache<(String, String), Timestamp>>,
 }
 
 impl Sightings {
-    /// Of a bundle, the present authority first.
+    /// From a bundle, the current CA first.
     pub fn of(ca_pem: &str) -> Self {
         let mut all = pki::certificates(ca_pem.as_bytes()).unwrap_or_default().into_iter();
         let present = all.next();
@@ -48,11 +48,11 @@ impl Sightings {
         Self(Arc::new(Inner { present, older, seen }))
     }
 
-    /// Takes note of a chain that was believed, leaf first.
+    /// Records a verified chain, leaf first.
     pub(crate) fn note(&self, user: &str, leaf: &Certificate, chain: &[CertificateDer<'_>]) {
         let Inner { present, older, seen } = &*self.0;
         let Some(present) = present.as_ref().filter(|_| !older.is_empty()) else { return };
-        // What the present one signed, or one that it signed, may carry other ones' words for it.
+        // A chain below the current CA may contain cross-signed certificates of older ones.
         let between = chain.iter().skip(1).filter_map(|der| Certificate::parse(der).ok());
         let between: Vec<Certificate> = between.collect();
         let is_of = |authority: &Certificate| {
@@ -67,7 +67,7 @@ impl Sightings {
         seen.lock().expect("no panic while held").put(key, base::clock::now());
     }
 
-    /// Writes the figure, which is there with no samples, too: so it says that nobody was seen.
+    /// Writes the metric, also without samples: that shows that no such user was seen.
     pub fn encode(&self, out: &mut String) {
         if self.0.older.is_empty() {
             return;
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn who_shows_the_older_authoritys_word_is_told() {
+    fn users_of_the_older_ca_are_recorded() {
         let old = Authority::generate("old").expect("an authority");
         let new = Authority::generate("new").expect("an authority");
         let vouched = new.vouched_for_by(&old).expect("signs");
@@ -113,7 +113,7 @@ mod tests {
         };
         check(&bundle, &old, 1);
         check(&bundle, &new, 0);
-        // Its leaves carry the old one's word for it, and are its own all the same.
+        // Its leaves carry the old CA's cross-signature, but belong to the new CA.
         check(&bundle, &carried, 0);
         check(new.cert_pem(), &new, 0);
         check(old.cert_pem(), &old, 0);

@@ -19,11 +19,11 @@ pub(crate) struct Loopback {
     directory: tempfile::TempDir,
 }
 
-/// What is answered: a status and a body, by path and body.
+/// Computes the answer from path and body: a status and a body.
 type Answer = Arc<dyn Fn(&str, Json) -> (u16, Json) + Send + Sync>;
 
 impl Loopback {
-    /// `answer` learns the server's URL first.
+    /// `answer` gets the server's URL first.
     pub async fn start<F>(answer: impl FnOnce(String) -> F) -> Self
     where
         F: Fn(&str, Json) -> (u16, Json) + Send + Sync + 'static,

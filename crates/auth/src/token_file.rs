@@ -1,4 +1,4 @@
-//! `--token-auth-file`: a table of tokens and whose they are.
+//! `--token-auth-file`: a table of tokens and their users.
 //!
 //! ```text
 //! token,user,uid,"group1,group2"
@@ -41,7 +41,7 @@ pub fn parse(text: &str, path: &str) -> Result<StaticTokens, String> {
     Ok(StaticTokens::new(tokens))
 }
 
-/// Comma-separated values, as RFC 4180 has them: quotes double inside of quotes.
+/// Comma-separated values according to RFC 4180: quotes inside of quotes are doubled.
 fn records(text: &str) -> Result<Vec<Vec<String>>, String> {
     let mut records = vec![];
     for (index, line) in text.lines().enumerate() {

@@ -1,7 +1,7 @@
-//! Tokens that a server outside knows: `--authentication-token-webhook-config-file`.
+//! Tokens that an external server verifies: `--authentication-token-webhook-config-file`.
 //!
-//! In: tokens that no other authenticator took. Out: the user of the answered TokenReview. Answers,
-//! yes and no, are remembered for `--authentication-token-webhook-cache-ttl`; failures are not.
+//! In: tokens that no other authenticator recognized. Out: the user of the answered TokenReview. Positive
+//! and negative answers are cached for `--authentication-token-webhook-cache-ttl`; failures are not.
 //! Upstream: `plugin/pkg/authenticator/token/webhook`.
 
 use std::time::Duration;
@@ -17,7 +17,7 @@ use serde_json::json;
 use crate::tokens::{Recognized, TokenAuthenticator};
 use crate::webhook::Webhook;
 
-/// With all retries. Upstream's context ends with the request, a minute later.
+/// The timeout, with all retries. Upstream's context ends with the request, a minute later.
 const LIMIT: Duration = Duration::from_secs(30);
 const REMEMBERED: usize = 4096;
 
@@ -29,7 +29,7 @@ pub struct TokenWebhook {
     memory: Memory<Option<Recognized>>,
 }
 
-/// What is read of an answer, whatever else it says.
+/// The part of the answer that is used.
 #[derive(Default, Deserialize)]
 struct Answer {
     #[serde(default)]
@@ -89,7 +89,7 @@ fn recognized(
             None => Ok(None),
         };
     }
-    // A server that says nothing of audiences is one that knows the API server's only.
+    // A server that does not support audiences accepts tokens for the API server only.
     let audiences = match status.audiences.filter(|list| !list.is_empty()) {
         None => asked.to_vec(),
         Some(named) => asked.iter().filter(|one| named.contains(one)).cloned().collect(),
@@ -118,13 +118,13 @@ mod tests {
     use crate::testing::Loopback;
 
     #[tokio::test]
-    async fn a_server_outside_knows_tokens() {
+    async fn the_webhook_verifies_tokens() {
         let asked = Arc::<AtomicUsize>::default();
         let counter = asked.clone();
         let server = Loopback::start(|_| {
             move |path: &str, review: Value| {
                 assert_eq!((path, &review["kind"]), ("/review", &json!("TokenReview")));
-                // The first question of all fails, and is asked again.
+                // The very first request fails, and is retried.
                 if counter.fetch_add(1, Ordering::Relaxed) == 0 {
                     return (503, json!({}));
                 }

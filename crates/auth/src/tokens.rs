@@ -1,5 +1,5 @@
-//! Bearer tokens: where they come from in a request, which kinds there are, and a short memory of
-//! answers, because a signature and three reads per request would be most of a request's cost.
+//! Bearer tokens: where they are in a request, which kinds there are, and a short cache of answers,
+//! because a signature and three reads would be most of a request's cost.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -17,13 +17,13 @@ use http::request::Parts;
 use sha2::{Digest, Sha256};
 use tokio::time::Instant;
 
-/// Upstream: ten seconds for tokens that are right. Wrong ones are not remembered here.
+/// Upstream: ten seconds for valid tokens. Invalid ones are not cached here.
 const REMEMBER: Duration = Duration::from_secs(10);
 const REMEMBERED: usize = 4096;
-/// What is said of a token that nobody knows.
+/// The message for a token that no authenticator recognizes.
 pub const UNKNOWN: &str = "invalid bearer token";
 
-/// A user and the audiences for which the token is good (of those asked for).
+/// A user, and those of the requested audiences for which the token is valid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recognized {
     pub user: UserInfo,
@@ -33,7 +33,7 @@ pub struct Recognized {
 /// A kind of token.
 #[async_trait]
 pub trait TokenAuthenticator: Send + Sync {
-    /// `None`: not a token of this kind. An error: one of this kind, and wrong.
+    /// `None`: not a token of this kind. An error: an invalid token of this kind.
     async fn recognize(
         &self,
         token: &str,
@@ -43,7 +43,7 @@ pub trait TokenAuthenticator: Send + Sync {
 
 type Memory = HashMap<[u8; 32], (Instant, Recognized)>;
 
-/// All kinds of tokens, as one authenticator.
+/// All kinds of tokens in one authenticator.
 pub struct BearerTokens {
     kinds: Vec<Box<dyn TokenAuthenticator>>,
     /// The API server's own audiences.
@@ -57,7 +57,7 @@ impl BearerTokens {
         Self { kinds, audiences, memory: Mutex::default() }
     }
 
-    /// For TokenReview: is the token good for one of `audiences` (the server's own if empty)?
+    /// For TokenReview: whether the token is valid for one of `audiences` (the server's own if empty).
     pub async fn recognize(
         &self,
         token: &str,
@@ -121,7 +121,7 @@ impl Authenticator for BearerTokens {
         let Some(token) = bearer(request) else { return Ok(None) };
         match self.recognize(&token, &[]).await? {
             Some(found) => Ok(Some(found.user)),
-            // A token nobody knows is a wrong token, not an absent one.
+            // An unrecognized token is an error, not the same as no token.
             None => Err(StatusError::unauthorized().with_message(UNKNOWN)),
         }
     }
@@ -142,12 +142,12 @@ pub fn bearer(request: &Parts) -> Option<String> {
     String::from_utf8(token).ok().filter(|token| !token.is_empty())
 }
 
-/// Whether two secrets are the same, in a time that does not tell where they differ.
+/// Compares two secrets in a time that does not depend on where they differ.
 pub(crate) fn is_same_secret(one: &[u8], other: &[u8]) -> bool {
     Sha256::digest(one) == Sha256::digest(other)
 }
 
-/// Tokens given at start, as `--token-auth-file` has them.
+/// Tokens given at the start, in the format of `--token-auth-file`.
 pub struct StaticTokens(HashMap<[u8; 32], UserInfo>);
 
 impl StaticTokens {
@@ -157,7 +157,7 @@ impl StaticTokens {
     }
 }
 
-/// Tokens of a kind that knows no audiences are for the API server's own, and no others.
+/// Tokens of a kind without audiences: valid for the API server's own audiences only.
 pub struct AnyAudience<T> {
     pub inner: T,
     pub own: Vec<String>,
@@ -179,7 +179,7 @@ impl<T: TokenAuthenticator> TokenAuthenticator for AnyAudience<T> {
     }
 }
 
-/// A kind that is shared with whoever replaces its settings.
+/// A kind that is shared with the code that replaces its settings.
 #[async_trait]
 impl<T: TokenAuthenticator + ?Sized> TokenAuthenticator for std::sync::Arc<T> {
     async fn recognize(
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn unknown_tokens_are_refused_and_known_ones_remembered() {
+    async fn unknown_tokens_are_refused_and_known_ones_cached() {
         let known =
             StaticTokens::new([("s".to_owned(), UserInfo::new("admin", &["system:masters"]))]);
         let tokens = BearerTokens::new(vec![Box::new(known)], vec!["api".into()]);

@@ -1,7 +1,7 @@
-//! Questions to a server outside: one POST of a review.
+//! Calls an external server with one POST of a review.
 //!
-//! In: a kubeconfig that names the server, a review. Out: the review with its status, or why there
-//! is none. Used by token reviews and by authorization. Upstream: `k8s.io/apiserver/pkg/util/webhook`.
+//! In: a kubeconfig that names the server, a review. Out: the review with its status, or an error.
+//! Used by token reviews and by authorization. Upstream: `k8s.io/apiserver/pkg/util/webhook`.
 
 use std::path::Path;
 use std::time::Duration;
@@ -28,7 +28,7 @@ pub struct Webhook {
 
 #[derive(Debug, thiserror::Error)]
 enum Failure {
-    /// It may go better the next time.
+    /// A retry may succeed.
     #[error("{0}")]
     Passing(String),
     #[error("{0}")]
@@ -36,7 +36,7 @@ enum Failure {
 }
 
 impl Webhook {
-    /// The server of the file's current context, as its user.
+    /// The server and user of the file's current context.
     pub fn from_kubeconfig(path: &Path) -> Result<Self, String> {
         let config = pki::Kubeconfig::read(path).map_err(|error| error.to_string())?;
         let directory = path.parent().unwrap_or(Path::new("."));
@@ -53,17 +53,17 @@ impl Webhook {
         });
         let http = http.map_err(|error| format!("{}: {error}", path.display()))?;
         if found.server.is_empty() {
-            return Err(format!("{}: no server is named", path.display()));
+            return Err(format!("{}: the kubeconfig names no server", path.display()));
         }
         Ok(Self { http, url: found.server })
     }
 
-    /// A server at an absolute URL, reached with a client that is there.
+    /// A server at an absolute URL, called with an existing client.
     pub fn at(http: HttpClient, url: String) -> Self {
         Self { http, url }
     }
 
-    /// Asks until there is an answer, up to `limit` in all.
+    /// Asks with retries until there is an answer, for at most `limit`.
     pub async fn ask(&self, review: &Json, limit: Duration) -> Result<Json, String> {
         let work = async {
             let mut backoff = Backoff::new(FIRST_WAIT, LONGEST_WAIT).with_jitter(0.2);
@@ -92,7 +92,7 @@ impl Webhook {
             .body(transport::full(review.to_string()))
             .map_err(|error| Failure::Lasting(posting(error.to_string())))?;
         let response = self.http.request(request).await.map_err(|error| match error {
-            // A server that is not there is not asked again: upstream's rule.
+            // Upstream does not retry if the connection fails.
             error if error.is_connect() => Failure::Lasting(posting(error.to_string())),
             error @ (ClientError::Pooled(_) | ClientError::Http(_) | ClientError::Body(_)) => {
                 Failure::Passing(posting(error.to_string()))

@@ -1,11 +1,11 @@
 //! Client certificates: the common name is the user, organizations are groups.
 //!
-//! TLS proved possession of the key; that the chain leads to the client authority is checked here,
-//! because a stranger's certificate is a 401 and not a broken handshake (see `transport::tls`).
+//! TLS has proved possession of the key; this code checks that the chain leads to the client CA, because
+//! an unknown certificate must give a 401, not a broken handshake (see `transport::tls`).
 //!
-//! A chain that was believed is not checked again for ten seconds, for two signatures are half of what a
-//! small request costs. Upstream checks each request; the answer can differ by the time only, which counts
-//! here, too: no certificate is believed beyond its end, nor by a clock that was set back.
+//! A verified chain is not checked again for ten seconds, because two signatures are half of a small
+//! request's cost. Upstream checks each request. Only time could change the result, and it is checked for
+//! each request: no certificate is accepted after its end, also if the clock is set back.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,32 +27,32 @@ use transport::tls::{ChainVerifier, TlsError};
 use crate::node_certificates::{NodeCertificates, Shown};
 use crate::sightings::Sightings;
 
-/// How long what was found out about a chain holds.
+/// How long the result for a chain is cached.
 const HOLDS: Duration = Duration::from_secs(10);
-/// Chains that are kept in mind; some 500 bytes each.
+/// The number of cached chains; some 500 bytes each.
 const REMEMBERED: usize = 1024;
 
 pub struct X509 {
     verifier: Arc<ChainVerifier>,
     sightings: Sightings,
-    /// By the chain's digest. Who is not believed leaves nothing here.
+    /// By the chain's digest. Rejected chains are not cached.
     believed: Memory<Believed>,
-    /// Asked for each request: a Node may be deleted at any moment.
+    /// Checked for each request, because a Node may be deleted at any time.
     nodes: NodeCertificates,
 }
 
-/// Who a chain stands for (`None`: its subject has no name), and when that is true.
+/// The user of a chain (`None`: its subject has no name), and its time of validity.
 #[derive(Clone)]
 struct Believed {
     user: Option<UserInfo>,
-    /// Of a node's certificate.
+    /// Set for a node's certificate.
     shown: Option<Shown>,
     from: Timestamp,
     until: Timestamp,
 }
 
 impl X509 {
-    /// `ca_pem`: the authorities that sign clients.
+    /// `ca_pem`: the CAs of client certificates.
     pub fn new(ca_pem: &str) -> Result<Self, TlsError> {
         let verifier = Arc::new(ChainVerifier::new(ca_pem)?);
         let sightings = Sightings::of(ca_pem);
@@ -60,12 +60,12 @@ impl X509 {
         Ok(Self { verifier, sightings, believed: Memory::new(REMEMBERED), nodes })
     }
 
-    /// Certificates of nodes count as long as these say so.
+    /// Sets the check for certificates of nodes.
     pub fn with_nodes(self, nodes: NodeCertificates) -> Self {
         Self { nodes, ..self }
     }
 
-    /// Who came with a certificate of any authority but the first.
+    /// Users with certificates of any CA but the first.
     pub fn sightings(&self) -> &Sightings {
         &self.sightings
     }
@@ -93,7 +93,7 @@ impl X509 {
         Ok(Believed { user: Some(user), shown, from, until })
     }
 
-    /// The user as of this moment.
+    /// The user at this moment.
     fn user(&self, believed: Believed) -> Option<UserInfo> {
         let is_retired = believed.shown.is_some_and(|shown| !self.nodes.count(&shown));
         let mut user = believed.user?;
@@ -141,7 +141,7 @@ impl Authenticator for X509 {
         };
         let key = digest(&chain);
         let now = base::clock::now();
-        // By the clock, too: it is what certificates end by, and it can be set back.
+        // The wall clock decides, too: certificates expire by it, and it can be set back.
         let known = self.believed.get(&key);
         if let Some(known) = known.filter(|known| (known.from..=known.until).contains(&now)) {
             return Ok(self.user(known));
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_was_believed_is_believed_for_ten_seconds_and_never_beyond_the_end() {
+    async fn results_are_cached_for_ten_seconds_and_never_beyond_the_end() {
         const SECOND: Duration = Duration::from_secs(1);
         let _world = base::sim::enter(1);
         let authority = Authority::generate("ca").expect("keys can be made");
@@ -201,7 +201,7 @@ mod tests {
 
         assert_eq!(x509.authenticate(&jane).await.expect("valid").expect("a user").name, "jane");
         assert_eq!(kept(), 1);
-        // A second chain for the same name is another one.
+        // A second chain for the same name is a separate entry.
         let again = shown(&Profile::client("jane", &[]));
         assert!(x509.authenticate(&again).await.is_ok());
         assert_eq!(kept(), 2);
@@ -212,7 +212,7 @@ mod tests {
         base::sim::jump(4 * SECOND);
         assert!(x509.authenticate(&short).await.is_ok());
         base::sim::jump(2 * SECOND);
-        assert!(x509.authenticate(&short).await.is_err(), "its time is over");
+        assert!(x509.authenticate(&short).await.is_err(), "it has expired");
         assert!(x509.authenticate(&jane).await.is_ok());
         base::sim::jump(20 * SECOND);
         assert!(x509.authenticate(&jane).await.is_ok(), "checked again");
@@ -221,6 +221,6 @@ mod tests {
         let strange = stranger.issue(&Profile::client("jane", &[])).expect("signs").cert_pem;
         let before = kept();
         assert!(x509.authenticate(&request(Some(&strange))).await.is_err());
-        assert_eq!(kept(), before, "who is not believed leaves nothing");
+        assert_eq!(kept(), before, "rejected chains are not cached");
     }
 }

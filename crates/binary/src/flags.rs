@@ -134,6 +134,8 @@ pub struct Server {
     pub scheduler_config: Option<PathBuf>,
     #[command(flatten)]
     pub access: crate::access::Access,
+    #[command(flatten)]
+    pub simulated: crate::simulate::OfServer,
     /// Flags from a YAML file; those on the command line win
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,

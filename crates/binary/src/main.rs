@@ -25,6 +25,7 @@ mod rotation;
 mod secure_port;
 mod server;
 mod signals;
+mod simulate;
 mod snapshots;
 mod supervise;
 mod token;
@@ -89,6 +90,8 @@ enum Command {
     /// Run only a node's kubelet
     #[command(after_help = base::features::help())]
     Kubelet(components::Kubelet),
+    /// Run nodes without machines, thousands in one process, to test schedulers, operators and autoscalers
+    Simulate(simulate::Simulate),
     /// Run the cluster's DNS server; every node starts it automatically
     Dns(dns::Dns),
 }
@@ -163,6 +166,7 @@ impl Command {
                 | Self::KubeProxy(_)
                 | Self::Kubelet(_)
                 | Self::Etcd(_)
+                | Self::Simulate(_)
                 | Self::Dns(_)
         )
     }
@@ -197,6 +201,7 @@ async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Command::KubeProxy(flags) => components::proxy(flags).await?,
         Command::Kubelet(flags) => components::kubelet(flags, &data_dir).await?,
         Command::Etcd(flags) => etcd_server::run(*flags, &data_dir).await?,
+        Command::Simulate(flags) => simulate::run(flags, &data_dir).await?,
         Command::Dns(flags) => dns::run(flags).await?,
     }
     Ok(ExitCode::SUCCESS)

@@ -86,6 +86,7 @@ async fn start_components(
     let started = async {
         start_controllers(flags, data_dir, control, pki, &components)?;
         start_scheduler(flags, control, &components)?;
+        crate::simulate::start(flags, control, &components)?;
         match flags.disable_agent {
             true => Ok(()),
             false => start_node(flags, data_dir, pki, control, &components).await,
@@ -121,6 +122,7 @@ async fn keep_together(components: &mut Tasks, start: impl AsyncFn() -> anyhow::
 fn check(flags: &Server) -> anyhow::Result<()> {
     flags.serving.check()?;
     flags.access.check()?;
+    flags.simulated.config()?;
     if let Some(unknown) = flags.disable.iter().find(|name| !COMPONENTS.contains(&name.as_str())) {
         bail!("--disable {unknown}: expected one of {}", COMPONENTS.join(", "));
     }

@@ -1,11 +1,11 @@
-//! What a call costs, found out before it is made: what it looks at, and what it makes.
+//! Computes the cost of a call before it is made: for its arguments, and for its result.
 //!
-//! In: a function's name and its arguments' values. Out: a cost, or that the result would be too big.
+//! In: a function's name and the values of its arguments. Out: a cost, or that the result is too large.
 //!
-//! Invariant: nothing that an expression makes takes memory that was not paid for. A function that
-//! makes a text or a list has its size computed here first; one cost pays for ten bytes of text or for
-//! one item. A function that compares values pays for all that they hold, because values share their
-//! parts: a list of twice the same list is small in memory and twice as long to look through.
+//! Invariant: an expression gets only memory that it has paid for. The size of a text or list that a
+//! function creates is computed here first; a cost of one pays for ten bytes of text or one item. A
+//! function that compares values pays for all nested values, because values share their parts: a list
+//! that contains the same list twice is small in memory, but takes twice as long to compare.
 //!
 //! Deviation: upstream counts the size of arguments alone, and comparisons by their outermost size.
 
@@ -15,24 +15,24 @@ use crate::functions;
 use crate::types::ListKind;
 use crate::value::Value;
 
-/// Characters that cost as much as a node.
+/// Bytes that cost as much as a node.
 const BYTES_PER_COST: usize = 10;
-/// The longest text, and the longest bytes, that an expression makes.
+/// The maximum size of a text, or of bytes, that an expression creates.
 const TEXT_BYTES: usize = 16 << 20;
-/// The longest list that a function makes.
+/// The maximum length of a list that a function creates.
 const LIST_ITEMS: usize = 1 << 20;
-/// Values in values: comparing and dropping calls itself for each.
+/// The maximum nesting of values: comparing and dropping recurse.
 const DEEPEST: usize = 500;
-/// Bytes of a text that weigh as much as a value.
+/// Bytes of a text that have the weight of one value.
 const BYTES_PER_WEIGHT: usize = 64;
-/// Values that are compared for one cost.
+/// Values that are compared for a cost of one.
 const WEIGHT_PER_COST: u64 = 16;
-/// As text, a value that is neither text nor a container is no longer.
+/// The maximum length, as text, of a value that is neither text nor a container.
 const SCALAR_BYTES: u64 = 40;
-/// As text, a number with a precision is no longer.
+/// The maximum length, as text, of a number with a precision.
 const PRECISE_BYTES: usize = 1400;
 
-/// The cost besides one for the call. `None`: too big a result.
+/// The cost in addition to one for the call. `None`: the result is too large.
 pub(crate) fn call(name: &str, of: &[&Value], left: u64) -> Option<u64> {
     let looked_at = looked_at(name, of, left);
     if looked_at > left {
@@ -47,7 +47,7 @@ pub(crate) fn call(name: &str, of: &[&Value], left: u64) -> Option<u64> {
     Some(looked_at.max(made as u64))
 }
 
-/// The cost of handing a result out: who takes it may write out all that it holds.
+/// The cost of returning a result: the caller may write out all that it contains.
 pub(crate) fn result(value: &Value, left: u64) -> u64 {
     match value {
         Value::List(..) | Value::Map(_) | Value::Optional(Some(_)) => weight(value, left),
@@ -60,7 +60,7 @@ fn looked_at(name: &str, of: &[&Value], left: u64) -> u64 {
     plain.saturating_add(compared(name, of, left))
 }
 
-/// What a function costs for looking at one of its arguments.
+/// The cost of reading one argument of a function.
 fn of_one(name: &str, value: &Value) -> u64 {
     let size = match (name, value) {
         ("size" | "matches" | "find" | "findAll", _) => 0,
@@ -79,13 +79,13 @@ fn of_one(name: &str, value: &Value) -> u64 {
     size as u64
 }
 
-/// What values cost that are compared with each other, and texts with patterns.
+/// The cost of comparing values with each other, or texts with patterns.
 fn compared(name: &str, of: &[&Value], left: u64) -> u64 {
-    // No weight beyond this can be paid.
+    // A weight beyond this cannot be paid.
     let limit = left.saturating_mul(WEIGHT_PER_COST);
     let weight = |value: &Value| weight(value, limit);
     let paid = |weight: u64| weight / WEIGHT_PER_COST;
-    // Each of a list with each of another.
+    // Each item of a list with each of another.
     let crossed = |a: &Value, b: &Value| {
         let (long, wide) = (a.size() as u64, b.size() as u64);
         let held = weight(a).saturating_mul(wide).min(weight(b).saturating_mul(long));
@@ -121,7 +121,7 @@ fn compared(name: &str, of: &[&Value], left: u64) -> u64 {
     }
 }
 
-/// What a function makes that is not part of its arguments.
+/// The new data that a function creates.
 enum Made {
     /// Bytes, of a text or of bytes.
     Text(usize),
@@ -153,7 +153,7 @@ fn made(name: &str, of: &[&Value], left: u64) -> Made {
             Made::Items(text.matches(&**between).count() + 1)
         }
         ("findAll", [Value::String(text), Value::String(pattern), ..]) => {
-            // One more than can be paid for is as good as all.
+            // One more than can be paid suffices.
             let most =
                 usize::try_from(left).unwrap_or(usize::MAX).min(LIST_ITEMS).saturating_add(1);
             Made::Items(functions::count_matches(pattern, text, most))
@@ -184,7 +184,7 @@ fn made(name: &str, of: &[&Value], left: u64) -> Made {
     }
 }
 
-/// Counts until there are too many.
+/// Counts until the limit.
 fn flattened(items: &[Value], depth: i64, count: &mut usize) {
     for item in items {
         if *count > LIST_ITEMS {
@@ -202,14 +202,14 @@ fn formatted(pattern: &str, items: &[Value], left: u64) -> Made {
     let each = if pattern.contains("%.") { PRECISE_BYTES } else { 0 };
     let mut sum = (pattern.len() as u64).saturating_add((each * items.len()) as u64);
     for item in items {
-        // In hexadecimal a text is twice as long.
+        // In hexadecimal a text has twice the length.
         text_bytes(item, 0, limit, &mut sum);
         text_bytes(item, 0, limit, &mut sum);
     }
     Made::Text(usize::try_from(sum).unwrap_or(usize::MAX))
 }
 
-/// Adds how long a value is as text, until that is over the limit.
+/// Adds the length of a value as text, until the sum exceeds the limit.
 fn text_bytes(value: &Value, depth: usize, limit: u64, sum: &mut u64) {
     if *sum > limit {
         return;
@@ -240,7 +240,7 @@ fn text_bytes(value: &Value, depth: usize, limit: u64, sum: &mut u64) {
     }
 }
 
-/// How many values a value holds, long texts as several. More than the limit: the count was given up.
+/// The number of values in a value; long texts count as several. Stops above the limit.
 fn weight(value: &Value, limit: u64) -> u64 {
     let mut sum = 0;
     weigh(value, 0, limit, &mut sum);
@@ -280,7 +280,7 @@ mod tests {
     use super::*;
     use crate::{Budget, EvalError, Type, compile};
 
-    /// What evaluation spent, or that it was stopped.
+    /// The cost of an evaluation; `None` if it was stopped.
     fn spent(rule: &str, given: Value, budget: u64) -> Option<u64> {
         let variables = [("self", Type::Dyn)];
         let program = compile(rule, &variables).expect("an expression");
@@ -295,14 +295,14 @@ mod tests {
     const LIMIT: u64 = 1_000_000;
 
     #[test]
-    fn what_would_be_too_big_is_not_made() {
+    fn too_large_results_are_not_created() {
         let a = |count: usize| "a".repeat(count);
         let four = Value::string("aaaa");
         let grown =
             |times: usize| format!("self{}", ".replace('', 'aaaaaaaaaaaaaaaaaaaa')".repeat(times));
         assert!(spent(&format!("size({}) > 0", grown(2)), four.clone(), LIMIT).is_some());
         for rule in [
-            // The report's bomb: three chained calls made a GiB of four characters.
+            // The attack of the report: three chained calls made a GiB from four characters.
             format!("size(self{}) > 0", format!(".replace('a', '{}')", a(1000)).repeat(3)),
             format!("size({}) > 0", grown(6)),
             "lists.range(100000000).size() > 0".into(),
@@ -323,14 +323,14 @@ mod tests {
         }
         let rule = "size(strings.quote(strings.quote(strings.quote(strings.quote(self))))) > 0";
         assert_eq!(spent(rule, Value::string("\\".repeat(1 << 20)), LIMIT), None);
-        // The same with little.
+        // The same functions with small results.
         for rule in ["self + self", "self.split('')", "self.findAll('a')", "'%s'.format([self])"] {
             assert!(spent(&format!("size({rule}) > 0"), four.clone(), 100).is_some(), "{rule}");
         }
     }
 
     #[test]
-    fn one_text_and_one_list_have_an_end_whatever_may_be_spent() {
+    fn texts_and_lists_are_limited_for_every_budget() {
         let long = Value::string("a".repeat(9 << 20));
         assert_eq!(spent("size(self + self) > 0", long, u64::MAX), None);
         assert_eq!(spent("size(lists.range(2000000)) > 0", Value::Null, u64::MAX), None);
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn shared_parts_are_paid_for_as_often_as_they_are_looked_at() {
+    fn shared_parts_cost_each_time_they_are_read() {
         for rule in [
             "self == [self[0], self[1]]",
             "optional.of(self) == optional.of([self[0], self[1]])",
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn values_nest_to_a_depth() {
+    fn the_nesting_of_values_is_limited() {
         let nested = |depth| (0..depth).fold(Value::Int(1), |inner, _| Value::list(vec![inner]));
         for rule in ["self == [self[0]]", "self", "size('%s'.format([self])) > 0"] {
             assert!(spent(rule, nested(100), LIMIT).is_some(), "{rule}");
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn each_with_each_is_paid_for() {
+    fn comparisons_of_all_pairs_are_paid_for() {
         let items = |count: i64| Value::list((0..count).map(Value::Int).collect());
         for rule in ["sets.contains(self, self)", "size(self.distinct()) > 0"] {
             assert_eq!(spent(rule, items(2000), LIMIT), None, "{rule}");
@@ -381,9 +381,9 @@ mod tests {
         assert_eq!(spent(&format!("self.matches('{}')", "a?".repeat(500)), text, LIMIT), None);
     }
 
-    /// A loop that ends at its first item costs no more than that item.
+    /// A loop that ends at its first item costs only that item.
     #[test]
-    fn loops_do_not_copy_what_they_go_through() {
+    fn loops_do_not_copy_their_range() {
         let items = Value::list(vec![Value::Int(1); 300_000]);
         let rule = "self.exists(x, self.exists(y, y == 2))";
         assert_eq!(spent(rule, items.clone(), LIMIT), None);

@@ -1,8 +1,8 @@
-//! Types of expressions before they are evaluated: unknown names, fields that a type does not have,
-//! operators that do not fit.
+//! Checks the types of expressions before evaluation: unknown names, undefined fields, operators with
+//! unsuitable operands.
 //!
-//! In: a parsed expression, the variables' types. Out: the type of the whole, or all errors, each
-//! with its place as upstream's compiler shows it. What is of type `dyn` fits everywhere.
+//! In: a parsed expression, the variables' types. Out: the type of the expression, or all errors, each
+//! with its position in the form of upstream's compiler. The type `dyn` fits everywhere.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -45,7 +45,7 @@ pub fn check(
     Err(CompileError(shown.join("\n")))
 }
 
-/// The types of all parts of an expression that was checked.
+/// The types of all parts of a checked expression.
 pub fn kinds(root: &IdedExpr, variables: &[(&str, Type)]) -> HashMap<u64, Type> {
     let mut checker = Checker::new(variables);
     checker.kinds = Some(HashMap::new());
@@ -61,7 +61,7 @@ fn place(text: &str, offset: usize) -> (usize, usize) {
     (line, column)
 }
 
-/// An error with the line that it is in, and a mark below its place.
+/// An error message with its source line, and a mark below the position.
 pub fn located(text: &str, line: usize, column: usize, message: &str) -> String {
     let source = text.lines().nth(line - 1).unwrap_or_default();
     let mark = format!("{}^", ".".repeat(column));
@@ -72,7 +72,7 @@ struct Checker<'a> {
     variables: &'a [(&'a str, Type)],
     bound: Vec<(String, Type)>,
     errors: Vec<(u64, String)>,
-    /// By the numbers of nodes, where somebody wants to know.
+    /// By node id, if the caller wants them.
     kinds: Option<HashMap<u64, Type>>,
 }
 
@@ -136,7 +136,7 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// An object of a type that can be made: `Object.spec{…}` where `Object` is known.
+    /// The type of a constructed object: `Object.spec{…}` if `Object` is known.
     fn made(&self, name: &str) -> Type {
         let first = name.split('.').next().unwrap_or_default();
         match self.variables.iter().any(|(known, kind)| *known == first && *kind == Type::Type) {
@@ -252,7 +252,7 @@ impl<'a> Checker<'a> {
         if let Some(Type::Opaque(kind)) = target
             && functions::is_external(kind)
         {
-            // The authorizer's questions lead to questions, its decisions to these.
+            // Methods of the authorizer return authorizer types; those of its decisions return these.
             return match name {
                 "allowed" | "errored" => Type::Bool,
                 "reason" | "error" => Type::String,
@@ -360,7 +360,7 @@ impl<'a> Checker<'a> {
         })
     }
 
-    /// A boolean, or the complaint that the operator does not take these.
+    /// A boolean, or an error if the operands do not fit.
     fn truth(&mut self, fits: bool, id: u64, name: &str, of: &[&Type]) -> Type {
         if fits { Type::Bool } else { self.overload(id, name, of) }
     }
@@ -379,7 +379,7 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// What binds names.
+    /// Macros that bind names.
     fn macro_call(&mut self, call: &CallExpr) -> Option<Type> {
         let name = call.func_name.as_str();
         let target = call.target.as_deref()?;
@@ -511,7 +511,7 @@ fn arithmetic(name: &str, a: &Type, b: &Type) -> Option<Type> {
     })
 }
 
-/// Does one of the two come before the other?
+/// Whether values of both types can be ordered.
 fn are_ordered(a: &Type, b: &Type) -> bool {
     use Type::{Bool, Bytes, Double, Duration, Dyn, Int, String, Timestamp, Uint};
     let is_number = |kind: &Type| matches!(kind, Int | Uint | Double);
@@ -521,7 +521,7 @@ fn are_ordered(a: &Type, b: &Type) -> bool {
     (a.fits(b) || (is_number(a) && is_number(b))) && is_ordered(a) && is_ordered(b)
 }
 
-/// The field's name behind an identifier: `a__dash__b` is `a-b`. `None`: it stands for itself.
+/// The field's name for an identifier: `a__dash__b` is `a-b`. `None`: the identifier itself.
 pub fn unescape(name: &str) -> Option<String> {
     const SIGNS: &[(&str, &str)] =
         &[("__underscores__", "__"), ("__dot__", "."), ("__dash__", "-"), ("__slash__", "/")];

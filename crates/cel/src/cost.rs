@@ -1,7 +1,7 @@
-//! What an expression may cost at most, before it ever runs.
+//! Estimates the maximum cost of an expression before it runs.
 //!
-//! In: a checked expression, and how big the values may be that it names. Out: an upper bound in
-//! upstream's unit. Definitions are refused by this number, so it is upstream's to the digit:
+//! In: a checked expression, and the maximum sizes of its variables. Out: an upper bound in
+//! upstream's unit. Definitions are rejected by this number, so it must equal upstream's exactly:
 //! `cel-go/checker/cost.go` with the functions of `k8s.io/apiserver/pkg/cel/library/cost.go`.
 //!
 //! ```text
@@ -9,8 +9,8 @@
 //!  1 + 1  +  10 × (2 + 1 + 1 + ⌈min(5, 1) × 0.1⌉)  +  1
 //! ```
 //!
-//! Sizes are followed along paths from the variable (`self.a.@items`), and through results of
-//! functions; what is not known has no bound.
+//! Sizes are tracked along paths from the variable (`self.a.@items`), and through results of functions;
+//! an unknown size has no bound.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -24,25 +24,25 @@ use crate::functions;
 use crate::library_cost;
 use crate::types::Type;
 
-/// Of traversing a text of length 1.
+/// The cost factor of traversing a text, per character.
 pub(crate) const TEXT: f64 = 0.1;
 pub(crate) const PATTERN: f64 = 0.25;
 const LIST: u64 = 10;
 const MAP: u64 = 30;
 const STRUCT: u64 = 40;
 
-/// How big the values of a declaration may be.
+/// The maximum sizes of a declaration's values.
 #[derive(Debug, Default)]
 pub struct Extent {
-    /// Characters, items or entries; 0 where it is none of those.
+    /// Characters, items or entries; 0 for other types.
     pub most: u64,
-    /// Of a list's items or a map's values.
+    /// The extent of a list's items or a map's values.
     pub elements: Option<Arc<Extent>>,
     pub is_map: bool,
     pub fields: BTreeMap<String, Arc<Extent>>,
 }
 
-/// At least and at most; numbers that grow too big stay at the end.
+/// Minimum and maximum; overflowing numbers saturate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Range {
     pub min: u64,
@@ -84,7 +84,7 @@ struct Entries {
     value: Range,
 }
 
-/// From a variable down: field names, `@items`, `@values`, `@keys`.
+/// A path from a variable: field names, `@items`, `@values`, `@keys`.
 type Trail = Vec<Arc<str>>;
 
 #[derive(Clone, Default)]
@@ -95,7 +95,7 @@ struct Local {
     entries: Option<Entries>,
 }
 
-/// What a call costs besides its arguments, and how big its result is.
+/// The cost of a call besides its arguments, and the size of its result.
 pub(crate) type Call = (Range, Option<Range>);
 
 pub(crate) struct Coster<'a> {
@@ -107,7 +107,7 @@ pub(crate) struct Coster<'a> {
     entries: HashMap<u64, Entries>,
 }
 
-/// The upper bound. All variables are taken for `root`: they are one value now and before.
+/// The upper bound. All variables have the extent `root`: they are a value's new and old state.
 pub(crate) fn most(root: &IdedExpr, variables: &[(&str, Type)], extent: &Extent) -> u64 {
     let mut coster = Coster {
         root: extent,
@@ -162,7 +162,7 @@ impl Coster<'_> {
     fn select(&mut self, id: u64, select: &SelectExpr) -> Range {
         let operand = self.cost(&select.operand);
         if select.test {
-            // To ask whether something is there costs nothing.
+            // A test for a field's presence costs nothing.
             return operand;
         }
         let mut trail = self.trail(&select.operand);
@@ -221,7 +221,7 @@ impl Coster<'_> {
         sum.plus(cost)
     }
 
-    /// The size of a container's element, whose trail is noted.
+    /// The size of a container's element, whose path is recorded.
     fn indexed(&mut self, id: u64, of: &IdedExpr) -> Option<Range> {
         let step = if matches!(self.kind(of), Type::Map(_)) { "@values" } else { "@items" };
         let mut trail = self.trail(of);
@@ -230,7 +230,7 @@ impl Coster<'_> {
         self.entries_of(of).map(|entries| entries.value)
     }
 
-    /// With the costs of the arguments.
+    /// Includes the costs of the arguments.
     fn function(
         &mut self,
         id: u64,
@@ -300,7 +300,7 @@ impl Coster<'_> {
         (cost, (is_text || is_list).then_some(size))
     }
 
-    /// Of traversing the shorter of two.
+    /// The cost of traversing the shorter of two.
     fn compared(&mut self, a: &IdedExpr, b: &IdedExpr) -> Range {
         let shorter = self.size(a).max.min(self.size(b).max);
         Range { min: u64::from(shorter > 0), max: shorter }.scaled(TEXT)
@@ -339,7 +339,7 @@ impl Coster<'_> {
         sum.plus(count.by(looped))
     }
 
-    /// What upstream's parser would have written out.
+    /// The cost of the comprehension to which upstream's parser expands the macro.
     fn macro_call(&mut self, node: &IdedExpr, call: &CallExpr) -> Option<Range> {
         let target = call.target.as_deref()?;
         let ident = |node: &IdedExpr| match &node.expr {
@@ -407,7 +407,7 @@ impl Coster<'_> {
         let costs: Vec<Range> = rest.iter().map(|one| self.cost(one)).collect();
         self.locals.truncate(self.locals.len() - 2);
         let body = costs.last().copied().unwrap_or(FREE);
-        // The first value, each step besides the body, and the result.
+        // The initial value, each step besides the body, and the result.
         let (first, step, result) = match name {
             "all" => (0, 3, 1),
             "exists" => (0, 4, 1),
@@ -427,14 +427,14 @@ impl Coster<'_> {
         range.plus(Range::fixed(first + result)).plus(count.by(each))
     }
 
-    /// A variable for a value.
+    /// Adds a variable with a value.
     fn push_value(&mut self, name: &str, value: &IdedExpr) {
         let (trail, size) = (self.trail(value), self.known_size(value));
         let entries = self.entries_of(value);
         self.locals.push(Local { name: name.to_owned(), trail, size, entries });
     }
 
-    /// A variable for a list's items or a map's keys.
+    /// Adds a variable for a list's items or a map's keys.
     fn push_element(&mut self, name: &str, of: &IdedExpr) {
         let entries = self.entries_of(of);
         let is_list = match entries {
@@ -484,7 +484,7 @@ impl Coster<'_> {
         self.known_size(node).unwrap_or(Range::UNKNOWN)
     }
 
-    /// Of the items of a list; unknown where the declaration does not tell.
+    /// The size of a list's items; unknown if the declaration does not have it.
     pub(crate) fn item_size(&self, list: &IdedExpr) -> Range {
         let mut trail = self.trail(list);
         if trail.is_empty() {
@@ -553,7 +553,7 @@ fn literal_size(expr: &Expr) -> Option<u64> {
     })
 }
 
-/// Is every value of the type of one size?
+/// Whether all values of the type have one size.
 fn is_scalar(kind: &Type) -> bool {
     match kind {
         Type::Bool | Type::Double | Type::Duration | Type::Int | Type::Timestamp | Type::Uint => {
@@ -582,9 +582,9 @@ mod tests {
         assert_eq!(program.most(&variables, extent), expected, "{rule}");
     }
 
-    /// Upstream's own figures.
+    /// Upstream's own numbers.
     #[test]
-    fn lists_cost_as_upstream_says() {
+    fn lists_cost_the_same_as_upstream() {
         let numbers = |most| list(most, text(0));
         let of = || Type::list(Type::Double);
         check("self.all(x, true)", of(), &numbers(1_572_863), 4_718_591);
@@ -607,7 +607,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_cost_as_upstream_says() {
+    fn texts_cost_the_same_as_upstream() {
         const LONGEST: u64 = 3_145_726;
         for (rule, unbounded, most, bounded) in [
             ("self.contains('test')", 314_574, 40, 5),
@@ -623,14 +623,14 @@ mod tests {
             check(rule, Type::String, &text(LONGEST), unbounded);
             check(rule, Type::String, &text(most), bounded);
         }
-        // What a number looks like as text, nobody knows.
+        // The length of a number as text is unknown.
         let (variables, nothing) = ([("self", Type::Int)], Extent::default());
         let program = crate::compile("'odd: ' + string(self)", &variables).expect("an expression");
         assert!(program.most(&variables, &nothing) > 1_000_000_000);
     }
 
     #[test]
-    fn maps_cost_as_upstream_says() {
+    fn maps_cost_the_same_as_upstream() {
         let map = |most, length| Extent {
             most,
             elements: Some(text(length)),

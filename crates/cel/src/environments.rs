@@ -1,7 +1,7 @@
-//! What expressions of Kubernetes' own kinds may name, and what they must evaluate to.
+//! The variables and result types of expressions in Kubernetes' own kinds.
 //!
 //! In: an expression and its place (a policy's validation, a webhook's condition, a device's
-//! selector). Out: a program, or upstream's sentence about what is wrong with it. Upstream:
+//! selector). Out: a program, or upstream's error message. Upstream:
 //! `k8s.io/apiserver/pkg/admission/plugin/cel`, `k8s.io/dynamic-resource-allocation/cel`.
 
 use std::collections::BTreeMap;
@@ -15,18 +15,18 @@ use crate::{Program, compile};
 pub const AUTHORIZER: &str = "kubernetes.authorization.Authorizer";
 const RESOURCE_CHECK: &str = "kubernetes.authorization.ResourceCheck";
 
-/// What of the environment depends on where the expression is.
+/// The parts of the environment that depend on the expression's place.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Offers {
     /// The policy has a `paramKind`.
     pub params: bool,
     pub authorizer: bool,
-    /// `Object{…}` and `JSONPatch{…}` can be made.
+    /// `Object{…}` and `JSONPatch{…}` can be constructed.
     pub patches: bool,
 }
 
-/// What an admission policy's or a webhook's expression may name. `variables` are those that were
-/// composed before it; `None`: there is no composition here.
+/// The variables for expressions of admission policies and webhooks. `variables` are those composed
+/// before it; `None`: composition is not available.
 pub fn admission(
     offers: Offers,
     variables: Option<&[(String, Type)]>,
@@ -55,7 +55,7 @@ pub fn admission(
     all
 }
 
-/// What a device's selector may name.
+/// The variables for a device's selector.
 pub fn device() -> Vec<(&'static str, Type)> {
     let map = |of: Type| Type::Map(Arc::new(of));
     let device = object(
@@ -73,7 +73,7 @@ pub fn device() -> Vec<(&'static str, Type)> {
 /// Attributes or capacities by domain and name.
 pub type Domains = BTreeMap<String, BTreeMap<String, Value>>;
 
-/// What a device is to its selectors: the value of `device`.
+/// The value of `device` in selectors.
 pub fn device_value(
     driver: &str,
     is_shared: bool,
@@ -92,13 +92,13 @@ pub fn device_value(
     ])
 }
 
-/// A value of one of the libraries' types, of its text: `quantity`, `semver`.
+/// Parses a value of a library type: `quantity`, `semver`.
 pub fn of_text(function: &'static str, text: &str) -> Result<Value, String> {
     let unknown = || Err(format!("no such function: {function}"));
     crate::functions::call(function, None, &[Value::string(text)]).unwrap_or_else(unknown)
 }
 
-/// A domain that a device says nothing about is empty, so that selectors may ask for its attributes.
+/// A domain without attributes reads as empty, so that selectors may access its attributes.
 struct ByDomain {
     known: Value,
     nothing: Value,
@@ -122,7 +122,7 @@ impl Host for ByDomain {
     }
 }
 
-/// Compiles a device's selector; what an attribute is, nobody knows before.
+/// Compiles a device's selector; the types of attributes are unknown at this time.
 pub fn selector(text: &str) -> Result<Program, String> {
     let program =
         compile(text, &device()).map_err(|error| format!("compilation failed: {error}"))?;
@@ -134,8 +134,7 @@ pub fn selector(text: &str) -> Result<Program, String> {
     }
 }
 
-/// Compiles an expression that must evaluate to one of `wanted` (all, if there is none), or says why
-/// it cannot be.
+/// Compiles an expression that must evaluate to one of `wanted` (empty: any type), or returns the error.
 pub fn checked(text: &str, variables: &[(&str, Type)], wanted: &[Type]) -> Result<Program, String> {
     let program =
         compile(text, variables).map_err(|error| format!("compilation failed: {error}"))?;
@@ -155,7 +154,7 @@ pub fn checked(text: &str, variables: &[(&str, Type)], wanted: &[Type]) -> Resul
     })
 }
 
-/// The same type, as far as both are known.
+/// Whether the types are equal, as far as both are known.
 fn is_same(kind: &Type, wanted: &Type) -> bool {
     match (kind, wanted) {
         (Type::Null, Type::Null) => true,
@@ -164,12 +163,12 @@ fn is_same(kind: &Type, wanted: &Type) -> bool {
     }
 }
 
-/// What a mutation must evaluate to.
+/// The result type of a mutation.
 pub fn patched() -> Type {
     Type::Object(Arc::new(Object { name: "Object".into(), is_open: true, ..Object::default() }))
 }
 
-/// What the expression of a JSON patch must evaluate to.
+/// The result type of a JSON patch expression.
 pub fn patches() -> Type {
     let one = Object { name: "JSONPatch".into(), is_open: true, ..Object::default() };
     Type::list(Type::Object(Arc::new(one)))
@@ -274,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn expressions_evaluate_to_what_their_place_wants() {
+    fn expressions_have_the_result_type_of_their_place() {
         let bool = &[Type::Bool][..];
         check("object.spec.replicas > 5 && request.name != ''", bool, "");
         check("variables.n > 1 || variables.any", bool, "");
@@ -325,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_that_end_too_early_are_told_as_antlr_does() {
+    fn incomplete_texts_have_antlrs_message() {
         const STARTS: &str = "{'[', '{', '(', '.', '-', '!', 'true', 'false', 'null', NUM_FLOAT, NUM_INT, NUM_UINT, STRING, BYTES, IDENTIFIER}";
         check(
             "object.x >",
@@ -342,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn selectors_of_devices_know_devices() {
+    fn selectors_of_devices_are_checked() {
         for (text, expected) in [
             ("device.driver == 'a' && device.attributes['a'].b", ""),
             ("device.attributes['a'].b", ""),
@@ -359,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn selectors_see_a_devices_domains() {
+    fn selectors_read_a_devices_domains() {
         let attributes = BTreeMap::from([
             ("model".to_owned(), Value::string("A100")),
             ("version".to_owned(), of_text("semver", "1.2.3").unwrap()),

@@ -1,9 +1,8 @@
-//! Evaluates checked expressions, within a budget.
+//! Evaluates checked expressions within a budget.
 //!
-//! Every node that is visited costs one, making lists and maps more, and functions by the size of
-//! what they look at and of what they make (`charge.rs`): upstream's measure, about. An expression
-//! that would cost more than its budget is stopped before it takes the memory; nothing else bounds
-//! loops within loops.
+//! Every visited node costs one, creating lists and maps more, and functions by the size of their
+//! arguments and results (`charge.rs`): roughly upstream's measure. An expression that would exceed its
+//! budget is stopped before it takes the memory; nothing else limits nested loops.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,12 +18,12 @@ use crate::value::{Key, Value, key_of};
 
 const LIST_COST: u64 = 10;
 const MAP_COST: u64 = 30;
-/// Keys of a map that are copied for one cost.
+/// Keys of a map that are copied for a cost of one.
 const KEYS_PER_COST: u64 = 16;
-/// Calls within calls: the parser lets no deeper expressions through.
+/// The maximum recursion: the parser rejects deeper expressions.
 const DEEPEST: usize = 400;
 
-/// What may be spent.
+/// The remaining cost.
 #[derive(Clone, Copy, Debug)]
 pub struct Budget {
     pub left: u64,
@@ -80,7 +79,7 @@ struct Machine<'a> {
     variables: &'a dyn Fn(&str) -> Option<Value>,
     /// Variables of loops, innermost last.
     bound: Vec<(String, Value)>,
-    /// Variables that were asked for.
+    /// Cached values of variables.
     known: BTreeMap<String, Value>,
     budget: &'a mut Budget,
     depth: usize,
@@ -184,7 +183,7 @@ impl Machine<'_> {
                 Value::Optional(found.map(Arc::new))
             });
         }
-        // A host's field is a method that takes nothing.
+        // A host value's field is a method without arguments.
         if let Value::Host(host) = &operand
             && let Some(answer) = host.call(&select.field, &[])
         {
@@ -237,7 +236,7 @@ impl Machine<'_> {
         }
     }
 
-    /// Pays for a call, before it is made.
+    /// Pays for a call before it is made.
     fn pay(&mut self, name: &str, values: &[&Value]) -> Result<(), EvalError> {
         let Some(cost) = charge::call(name, values, self.budget.left) else {
             self.budget.left = 0;
@@ -250,7 +249,7 @@ impl Machine<'_> {
         self.bound.iter().any(|(bound, _)| bound == name) || (self.variables)(name).is_some()
     }
 
-    /// What does not evaluate all of its arguments, or binds names.
+    /// Functions that do not evaluate all arguments, and macros that bind names.
     fn special(&mut self, name: &str, call: &CallExpr) -> Option<Outcome> {
         match (name, call.target.as_deref(), call.args.as_slice()) {
             (operators::LOGICAL_AND, None, [a, b]) => Some(self.logic(a, b, false)),
@@ -286,7 +285,7 @@ impl Machine<'_> {
         }
     }
 
-    /// Either side decides, whatever is wrong with the other.
+    /// One operand may decide, even if the other is an error.
     fn logic(&mut self, a: &IdedExpr, b: &IdedExpr, decides: bool) -> Outcome {
         self.budget.spend(1)?;
         let first = self.eval(a);
@@ -387,7 +386,7 @@ impl Machine<'_> {
         Ok(Value::list(keyed.into_iter().map(|(_, item)| item).collect()))
     }
 
-    /// The macros over two variables: index and element, or key and value.
+    /// The macros with two variables: index and element, or key and value.
     fn two_variables(
         &mut self,
         name: &str,
@@ -457,7 +456,7 @@ impl Machine<'_> {
         }
     }
 
-    /// `@result + [x]`: the step of loops that make lists. Done in place, or it would be quadratic.
+    /// `@result + [x]`: the step of loops that build lists. Done in place; otherwise it would be quadratic.
     fn append(&mut self, call: &CallExpr) -> Option<Outcome> {
         let [IdedExpr { expr: Expr::Ident(name), .. }, IdedExpr { expr: Expr::List(list), .. }] =
             call.args.as_slice()
@@ -491,7 +490,7 @@ impl Machine<'_> {
         outcome
     }
 
-    /// The items of a list, which are not copied, or the keys of a map.
+    /// The items of a list, without copying, or the keys of a map.
     fn items(&mut self, range: &Value) -> Result<Box<dyn Iterator<Item = Value>>, EvalError> {
         if let Value::List(items, _) = range {
             let items = items.clone();
@@ -539,7 +538,7 @@ impl Machine<'_> {
                     }
                 }
                 Err(EvalError::TooExpensive) => return Err(EvalError::TooExpensive),
-                // `all` and `exists` may still be decided by a later element.
+                // A later element may still decide `all` and `exists`.
                 Err(error) if is_logical(of) => doubt = Some(error),
                 Err(error) => return Err(error),
             }
@@ -570,7 +569,7 @@ fn is_ident(node: &IdedExpr, name: &str) -> bool {
     matches!(&node.expr, Expr::Ident(ident) if ident == name)
 }
 
-/// `google.protobuf.Timestamp` and its like.
+/// Qualified names such as `google.protobuf.Timestamp`.
 fn qualified(select: &SelectExpr) -> Option<String> {
     let mut parts = vec![select.field.as_str()];
     let mut at = &select.operand.expr;
@@ -608,7 +607,7 @@ fn put_entry(
     Ok(())
 }
 
-/// A field by its name, or by what its name is escaped to where it is no identifier.
+/// A field by its name, or by the escaped form of a name that is no identifier.
 pub fn field(of: &Value, name: &str) -> Option<Value> {
     let Value::Map(fields) = of else { return None };
     let find = |name: &str| fields.get(&Key::String(name.into())).cloned();
@@ -627,7 +626,7 @@ fn literal_value(literal: &LiteralValue) -> Value {
     }
 }
 
-/// The sum of lists: by the kind of the first.
+/// Adds lists, by the kind of the first.
 pub fn concat(a: &[Value], b: &[Value], kind: &ListKind) -> Value {
     let mut all = a.to_vec();
     match kind {

@@ -1,16 +1,16 @@
-//! The Common Expression Language, as Kubernetes speaks it: rules of custom resources, admission
+//! The Common Expression Language as used by Kubernetes: rules of custom resources, admission
 //! policies, match conditions.
 //!
 //! ```text
 //!  text ► compile (parse, check types) ► Program ► evaluate (values, budget) ► Value
 //! ```
 //!
-//! In: an expression, the variables that it may name and their types. Out: a [`Program`], or the
-//! text of what is wrong with it; of a program and values, a value, or why there is none.
+//! In: an expression, and its variables with their types. Out: a [`Program`], or an error text; for a
+//! program and values, a value or an error.
 //!
-//! The grammar is the `cel` crate's; types, values, functions and costs are here, because that crate
-//! has no limit on what an expression may cost, and none of Kubernetes' functions. Values of type
-//! [`Type::Dyn`] are checked when they are met, all others before.
+//! The grammar comes from the crate `cel`; types, values, functions and costs are here, because that crate
+//! has no cost limit and none of Kubernetes' functions. Values of type [`Type::Dyn`] are checked during
+//! evaluation, all others before.
 
 mod charge;
 mod check;
@@ -31,21 +31,20 @@ pub use eval::{Budget, EvalError};
 pub use types::{ListKind, Object, Type};
 pub use value::{Host, Value};
 
-/// The longest expression that is read.
+/// The maximum length of an expression, in bytes.
 const LONGEST: usize = 64 << 10;
-/// The parser calls itself for each bracket, and takes up to 160 KB of stack for it in a debug build:
-/// more would end the process. Upstream: 250, on stacks that grow.
+/// The parser recurses for each bracket, and takes up to 160 KB of stack for it in a debug build: more
+/// would crash the process. Upstream: 250, with stacks that grow.
 const DEEPEST: usize = 64;
-/// What the parser may take, in bytes; only what is touched becomes memory.
+/// The parser's stack in bytes; only touched pages use memory.
 const PARSER_STACK: usize = 16 << 20;
 
-/// Why a text is no expression that can be evaluated, as upstream words it (without `compilation
-/// failed: `).
+/// A compile error in upstream's words (without `compilation failed: `).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct CompileError(pub String);
 
-/// A checked expression. Shared and evaluated as often as wanted.
+/// A checked expression, which can be shared and evaluated any number of times.
 #[derive(Debug)]
 pub struct Program {
     root: IdedExpr,
@@ -53,7 +52,7 @@ pub struct Program {
     names: BTreeSet<String>,
 }
 
-/// Parses and checks. `variables` are all that the expression may name.
+/// Parses and checks. `variables` are all variables of the expression.
 pub fn compile(text: &str, variables: &[(&str, Type)]) -> Result<Program, CompileError> {
     if text.len() > LONGEST {
         return Err(CompileError(format!(
@@ -76,7 +75,7 @@ pub fn compile(text: &str, variables: &[(&str, Type)]) -> Result<Program, Compil
     Ok(Program { root, kind, names })
 }
 
-/// How far brackets and choices go into each other, outside of texts.
+/// The maximum nesting of brackets and conditionals, outside of string literals.
 fn nesting(text: &str) -> usize {
     let (mut depth, mut deepest, mut choices) = (0_usize, 0, 0_usize);
     let mut quote = None;
@@ -90,7 +89,7 @@ fn nesting(text: &str) -> usize {
             (None, b'"' | b'\'') => quote = Some(byte),
             (None, b'(' | b'[' | b'{') => depth += 1,
             (None, b')' | b']' | b'}') => depth = depth.saturating_sub(1),
-            // `.?field` and `[?key]` are no choices.
+            // `.?field` and `[?key]` are no conditionals.
             (None, b'?') if !matches!(before, b'.' | b'[') => choices += 1,
             (None, _) => {}
         }
@@ -102,7 +101,7 @@ fn nesting(text: &str) -> usize {
 
 fn syntax_error(text: &str, errors: &cel_parser::ParseErrors) -> String {
     let show = |error: &cel_parser::ParseError| {
-        // Both count from one.
+        // Both start at one.
         let (line, column) = (error.pos.0.max(1) as usize, error.pos.1.max(1) as usize - 1);
         let message = error.msg.strip_prefix("Syntax error: ").unwrap_or(&error.msg);
         check::located(text, line, column, &format!("Syntax error: {message}"))
@@ -111,13 +110,13 @@ fn syntax_error(text: &str, errors: &cel_parser::ParseErrors) -> String {
 }
 
 impl Program {
-    /// What it evaluates to, as far as that is known.
+    /// The type of its result, as far as known.
     pub fn kind(&self) -> &Type {
         &self.kind
     }
 
-    /// Is it but a path into something whose type nobody knows? (Other expressions may be of type
-    /// `dyn` only because the checker knows too little.)
+    /// Whether it is only a path into a value of unknown type. (For other expressions, `dyn` may just mean
+    /// that the checker knows too little.)
     fn is_surely_dynamic(&self, variables: &[(&str, Type)]) -> bool {
         let mut at = &self.root.expr;
         let mut is_path = false;
@@ -142,22 +141,22 @@ impl Program {
         }
     }
 
-    /// Does it name this variable?
+    /// Whether it uses this variable.
     pub fn uses(&self, name: &str) -> bool {
         self.names.contains(name)
     }
 
-    /// Does it select this field of this variable, as `variable.field` or `variable.?field`?
+    /// Whether it selects this field of this variable, as `variable.field` or `variable.?field`.
     pub fn selects(&self, variable: &str, field: &str) -> bool {
         selects(&self.root.expr, variable, field)
     }
 
-    /// What it may cost at most, for values no bigger than `extent`; `variables` as when it was compiled.
+    /// Its maximum cost for values no larger than `extent`; `variables` as at compilation.
     pub fn most(&self, variables: &[(&str, Type)], extent: &cost::Extent) -> u64 {
         cost::most(&self.root, variables, extent)
     }
 
-    /// `variables` are asked for by name when they are met: what is not named costs nothing.
+    /// Gets `variables` by name when they are used: unused ones cost nothing.
     pub fn evaluate(
         &self,
         variables: &dyn Fn(&str) -> Option<Value>,

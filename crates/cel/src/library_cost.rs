@@ -1,6 +1,6 @@
-//! What calls of Kubernetes' and the language's functions on texts and lists cost at most.
-//! Upstream: `k8s.io/apiserver/pkg/cel/library/cost.go`. One function over names, because a call's
-//! cost is a line each.
+//! The maximum costs of functions of Kubernetes and of the language, for texts and lists.
+//! Upstream: `k8s.io/apiserver/pkg/cel/library/cost.go`. One function with a match by name, because each
+//! cost is one line.
 
 use cel_parser::common::ast::{Expr, IdedExpr, LiteralValue};
 
@@ -8,14 +8,14 @@ use crate::cost::{Call, Coster, PATTERN, Range, TEXT};
 use crate::types::Type;
 
 const ONE: Range = Range { min: 1, max: 1 };
-/// An authorization check: two are allowed in an expression.
+/// The cost of an authorization check: an expression can afford two.
 const CHECK: u64 = 350_000;
-/// Of the patterns of named formats.
+/// The size of the patterns of named formats.
 const FORMAT_PATTERN: f64 = 128.0;
-/// An address in bytes.
+/// The size of an address in bytes.
 const ADDRESS: Range = Range { min: 4, max: 16 };
 
-/// `None`: a function that costs what most do.
+/// `None`: a function with the default cost.
 pub(crate) fn call(
     coster: &mut Coster<'_>,
     name: &str,
@@ -58,7 +58,7 @@ pub(crate) fn call(
     }
 }
 
-/// Functions on texts, and on lists of them.
+/// Functions on texts, and on lists of texts.
 fn texts(
     coster: &mut Coster<'_>,
     name: &str,
@@ -114,7 +114,7 @@ fn texts(
     }
 }
 
-/// Each element looked at, texts from end to end.
+/// The cost of reading each element, and texts completely.
 fn walked(coster: &mut Coster<'_>, target: &IdedExpr) -> Range {
     let size = coster.size(target);
     match coster.kind(target).clone() {
@@ -129,11 +129,11 @@ fn walked(coster: &mut Coster<'_>, target: &IdedExpr) -> Range {
     }
 }
 
-/// How long a text is after replacing.
+/// The length of a text after `replace`.
 fn replaced(size: Range, from: Range, to: Range) -> Range {
     let (mut count, mut kept) = (Range::fixed(0), Range::fixed(0));
     let quotient = |a: u64, b: u64| (a as f64 / b as f64).ceil() as u64;
-    // The longest: the smallest part by the biggest, as often as it may be.
+    // The maximum: each shortest match becomes the longest replacement, as often as possible.
     if from.min == 0 {
         count.max = size.max.saturating_add(1);
         kept.max = size.max;
@@ -142,7 +142,7 @@ fn replaced(size: Range, from: Range, to: Range) -> Range {
     } else {
         count.max = quotient(size.max, from.min);
     }
-    // The shortest: the biggest by the smallest.
+    // The minimum: each longest match becomes the shortest replacement.
     if from.max == 0 {
         count.min = size.min.saturating_add(1);
         kept.min = size.min;
@@ -168,7 +168,7 @@ fn joined(coster: &mut Coster<'_>, list: &IdedExpr, between: Option<&IdedExpr>) 
 }
 
 fn matched(coster: &mut Coster<'_>, text: &IdedExpr, pattern: &IdedExpr) -> Range {
-    // One more, or an empty text would make every pattern free.
+    // One more: otherwise, with an empty text, every pattern would be free.
     let text = coster.size(text).plus(ONE).scaled(TEXT);
     text.by(coster.size(pattern).scaled(PATTERN))
 }

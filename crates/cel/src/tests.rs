@@ -1,4 +1,4 @@
-//! Expressions and what they come to.
+//! Expressions and their results.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::*;
 
-/// On the object of [`expressions`].
+/// Evaluated with the object of [`expressions`].
 const EXPRESSIONS: &[(&str, &str)] = &[
     ("self.n + 1 == 4", "true"),
     ("dyn(1) == 1.0 && 2u < 3", "true"),
@@ -105,7 +105,7 @@ fn expressions() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_before_it_runs() {
+fn type_errors_are_refused_before_evaluation() {
     let object = Object {
         name: "object".into(),
         fields: [
@@ -158,7 +158,7 @@ fn expensive_expressions_are_stopped() {
 }
 
 #[test]
-fn lists_of_kinds_are_compared_and_added_as_such() {
+fn lists_are_compared_and_added_by_their_kind() {
     let set = Type::List(Arc::new(Type::Int), ListKind::Set);
     let program = compile("a == b && a + b == [1, 2]", &[("a", set.clone()), ("b", set.clone())]);
     let program = program.expect("an expression");
@@ -167,9 +167,9 @@ fn lists_of_kinds_are_compared_and_added_as_such() {
     assert_eq!(program.evaluate(&of, &mut Budget::new(1000)), Ok(Value::Bool(true)));
 }
 
-/// Deeper ones ended the process once: the parser calls itself.
+/// Deeper expressions once crashed the process, because the parser recurses.
 #[test]
-fn what_nests_deeper_than_the_parser_may_is_refused() {
+fn too_deeply_nested_expressions_are_refused() {
     let nested = |depth: usize| format!("{}1{} == 1", "(".repeat(depth), ")".repeat(depth));
     assert!(compile(&nested(64), &[]).is_ok());
     let why = compile(&nested(65), &[]).expect_err("too deep").to_string();

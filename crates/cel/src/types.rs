@@ -1,4 +1,4 @@
-//! Types of values, as far as they are known before a value is there.
+//! Types of values, as far as they are known before evaluation.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Type {
-    /// Anything; checked when it is met.
+    /// Any type; checked during evaluation.
     #[default]
     Dyn,
     Null,
@@ -21,7 +21,7 @@ pub enum Type {
     /// A type as a value.
     Type,
     List(Arc<Type>, ListKind),
-    /// From strings.
+    /// A map with string keys.
     Map(Arc<Type>),
     Object(Arc<Object>),
     Optional(Arc<Type>),
@@ -29,12 +29,12 @@ pub enum Type {
     Opaque(&'static str),
 }
 
-/// When two lists are equal, and what their sum is.
+/// How two lists are compared and added.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum ListKind {
     #[default]
     Atomic,
-    /// Order does not matter; the sum has everything once.
+    /// Order does not matter; the sum has no duplicates.
     Set,
     /// Elements with equal keys are the same element.
     Map(Arc<[String]>),
@@ -70,7 +70,7 @@ impl Type {
         }
     }
 
-    /// May a value be of both types?
+    /// Whether a value may have both types.
     pub fn fits(&self, other: &Type) -> bool {
         match (self, other) {
             (Self::Dyn, _) | (_, Self::Dyn) => true,
@@ -79,7 +79,7 @@ impl Type {
             | (Self::Optional(a), Self::Optional(b)) => a.fits(b),
             (Self::Map(_), Self::Object(_)) | (Self::Object(_), Self::Map(_)) => true,
             (Self::Object(a), Self::Object(b)) => Arc::ptr_eq(a, b) || a.name == b.name,
-            // What a message or a wrapper is may be null.
+            // Messages and wrappers may be null.
             (Self::Null, other) | (other, Self::Null) => {
                 matches!(
                     other,
@@ -94,13 +94,13 @@ impl Type {
         }
     }
 
-    /// What is known of a value that is of one of the two.
+    /// The type of a value that has one of the two types.
     pub fn join(self, other: Type) -> Self {
         match (&self, &other) {
             (Self::Null, _) => other,
             (_, Self::Null) => self,
             (a, b) if a == b => self,
-            // An empty list is one of anything.
+            // An empty list fits every list type.
             (Self::List(a, _), Self::List(..)) if **a == Self::Dyn => other,
             (Self::List(..), Self::List(b, _)) if **b == Self::Dyn => self,
             (Self::Object(a), Self::Object(b)) if a.name == b.name => self,

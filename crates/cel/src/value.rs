@@ -1,4 +1,4 @@
-//! Values: from JSON by way of a type, compared, and back to JSON.
+//! Values: converted from JSON by a type, compared, and converted back to JSON.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ use serde_json::Value as Json;
 
 use crate::types::{ListKind, Type};
 
-/// Clones are cheap: what is big is shared.
+/// Clones are cheap, because large data is shared.
 #[derive(Clone)]
 pub enum Value {
     Null,
@@ -41,21 +41,20 @@ pub enum Key {
     String(Arc<str>),
 }
 
-/// A value of a library, or of the program around: quantities, URLs, an authorizer. Its methods are
-/// its own.
+/// A value with its own methods, of a library or of the calling program: quantities, URLs, an authorizer.
 pub trait Host: Send + Sync {
     fn type_name(&self) -> &'static str;
-    /// `None`: it has no such method.
+    /// `None`: there is no such method.
     fn call(&self, method: &str, arguments: &[Value]) -> Option<Result<Value, String>>;
     fn equals(&self, _other: &dyn Host) -> bool {
         false
     }
-    /// The map that it stands for in all but this: an index that is not in it is no error, but gives
-    /// the value beside it.
+    /// The map that it behaves like, with one difference: an index that is not in the map returns the second
+    /// value instead of an error.
     fn as_map(&self) -> Option<(&Value, &Value)> {
         None
     }
-    /// How it is printed and compared; libraries' values have one.
+    /// Its text for printing and comparing; library values have one.
     fn text(&self) -> Option<String> {
         None
     }
@@ -80,7 +79,7 @@ impl Value {
         Self::Host(Arc::new(host))
     }
 
-    /// A JSON tree as a value of a type. What does not fit is taken as what it is.
+    /// Converts a JSON tree to a value of a type. Data that does not fit keeps its own type.
     pub fn from_json(json: &Json, kind: &Type) -> Self {
         match (json, kind) {
             (Json::Null, _) => Self::Null,
@@ -193,7 +192,7 @@ impl Value {
         }
     }
 
-    /// How much there is to look at: for costs.
+    /// The size, for costs.
     pub fn size(&self) -> usize {
         match self {
             Self::String(text) => text.len(),
@@ -204,7 +203,7 @@ impl Value {
         }
     }
 
-    /// Order of values that have one.
+    /// Compares values, if they are ordered.
     pub fn compare(&self, other: &Value) -> Option<Ordering> {
         match (self, other) {
             (Self::Bool(a), Self::Bool(b)) => Some(a.cmp(b)),
@@ -285,7 +284,7 @@ impl PartialEq for Value {
     }
 }
 
-/// What tells an element of a map-like list from others.
+/// The key fields of an element of a map-like list.
 pub fn key_of(item: &Value, keys: &[String]) -> Vec<Option<Value>> {
     let field = |key: &String| match item {
         Value::Map(fields) => fields.get(&Key::String(key.as_str().into())).cloned(),

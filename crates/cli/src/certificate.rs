@@ -1,11 +1,11 @@
-//! `decapod certificate`: what the certificates of this machine say, new ones, and a new authority.
+//! `decapod certificate`: lists and renews the certificates of this machine, and replaces the CA.
 //!
-//! In: the data directory, whose `pki` the server follows while it runs, and whose `agent` an agent
-//! reads at its start. Out: a table, or files moved aside so that new ones are made.
+//! In: the data directory, whose `pki` a running server follows, and whose `agent` an agent reads at its
+//! start. Out: a table, or files moved aside so that new ones are made.
 //!
-//! Invariants: nothing is deleted, what goes lies in `pki/old-TIME`; keys are of mode 0600; an
-//! authority is replaced only by one that can sign, and forgotten only when nobody comes with its
-//! certificates any more (`finish`).
+//! Invariants: nothing is deleted, replaced files are kept in `pki/old-TIME`; keys have mode 0600; a
+//! CA is replaced only by one that can sign, and removed only when no client uses its certificates any
+//! more (`finish`).
 
 mod finish;
 
@@ -25,11 +25,11 @@ use crate::grid::Grid;
 
 const PKI: &str = "pki";
 const AGENT: &str = "agent";
-/// Authorities and the keys of tokens, which `rotate` leaves alone.
+/// CAs, which `rotate` does not renew.
 const ROOTS: [&str; 2] = ["ca", "front-proxy-ca"];
-/// As k3s: a certificate with less to live is worth a word.
+/// Like k3s: a shorter remaining lifetime gets a warning.
 const WARNING_DAYS: i64 = 120;
-/// How long a running server may take to make what is missing.
+/// How long a running server may take to make missing files.
 const PATIENCE: Duration = Duration::from_secs(15);
 const STAMP: &str = "%Y%m%dT%H%M%S%.3fZ";
 
@@ -42,40 +42,39 @@ pub struct CertificateCommand {
 
 #[derive(clap::Subcommand, Clone, Debug)]
 pub enum Command {
-    /// List the certificates of this machine and how long they live
+    /// List the certificates of this machine with their remaining lifetime
     Check,
-    /// Have new certificates made; a running server takes its own into use at once
+    /// Renew certificates; a running server uses its new ones at once
     Rotate(Rotate),
-    /// Replace the certificate authorities; takes a restart of all servers and agents, and in the end
+    /// Replace the certificate authorities; needs a restart of all servers and agents, and finally
     /// --finish
     RotateCa(RotateCa),
 }
 
 #[derive(clap::Args, Clone, Debug)]
 pub struct Rotate {
-    /// Only these, as `check` names them
+    /// Only these certificates, with the names in `check`
     #[arg(short = 's', long, value_delimiter = ',', value_name = "NAME")]
     pub service: Vec<String>,
 }
 
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct RotateCa {
-    /// Directory with ca.crt and ca.key, and the like for front-proxy-ca, sa.key [default: new ones
+    /// Directory with ca.crt and ca.key, and the same for front-proxy-ca, and sa.key [default: new ones
     /// are made]
     #[arg(long, value_name = "DIRECTORY")]
     pub path: Option<PathBuf>,
-    /// Also when clients that trust the present authority will not trust the new one; with --finish
-    /// also when somebody still comes with a certificate of the old one
+    /// Replace the authority also if clients that trust the present one will not trust the new one; with
+    /// --finish also if clients still use certificates of the old one
     #[arg(long)]
     pub force: bool,
-    /// The last step: believe the new authority only, once nobody needs the old one any more
+    /// The last step: trust only the new authority, when no client needs the old one any more
     #[arg(long, conflicts_with = "path")]
     pub finish: bool,
-    /// With --finish: certificates of the old authority that nobody has shown for this long count as
-    /// gone
+    /// With --finish: ignore certificates of the old authority that were not used for this long
     #[arg(long, default_value = "1h", value_parser = duration::parse, value_name = "DURATION", requires = "finish")]
     pub unused_for: Duration,
-    /// With --finish: asks the server with this [default: <data-dir>/kubeconfig]
+    /// With --finish: the kubeconfig for the server [default: <data-dir>/kubeconfig]
     #[arg(long, value_name = "FILE", requires = "finish")]
     pub kubeconfig: Option<PathBuf>,
 }
@@ -94,7 +93,7 @@ impl CertificateCommand {
 
 /// A file with a certificate.
 struct Found {
-    /// The file's stem: `apiserver`.
+    /// The file's stem, e.g. `apiserver`.
     name: String,
     path: PathBuf,
     certificate: Certificate,
@@ -144,7 +143,7 @@ fn check(data_dir: &Path) -> Result<String> {
     Ok(Grid::default().render(&lines))
 }
 
-/// As `k3s certificate check --output table`.
+/// Like `k3s certificate check --output table`.
 fn row(found: &Found, now: Timestamp) -> Vec<String> {
     let certificate = &found.certificate;
     let left = certificate.not_after.as_second() - now.as_second();
@@ -202,8 +201,8 @@ impl Rotate {
                 aside.display()
             ));
             out.push_str(&match pending.as_slice() {
-                [] => "the running server has made new ones and uses them\n".to_owned(),
-                some => format!("made when next needed: {}\n", some.join(", ")),
+                [] => "the running server has renewed them\n".to_owned(),
+                some => format!("to be renewed when next needed: {}\n", some.join(", ")),
             });
         }
         if !of_agent.is_empty() {
@@ -221,7 +220,7 @@ impl Rotate {
     }
 }
 
-/// Waits until the server has made the files again, and names those that it has not.
+/// Waits until the server has made the files again, and returns the names of the missing ones.
 async fn renewed(watch: &FileWatch, moved: &[Found]) -> Vec<String> {
     let missing = || -> Vec<String> {
         moved.iter().filter(|one| !one.path.exists()).map(|one| one.name.clone()).collect()
@@ -231,7 +230,7 @@ async fn renewed(watch: &FileWatch, moved: &[Found]) -> Vec<String> {
             watch.changed().await;
         }
     };
-    // Those of components that do not run here stay away.
+    // Files of components that do not run here are not made.
     let first = async {
         while missing().len() == moved.len() {
             watch.changed().await;
@@ -243,7 +242,7 @@ async fn renewed(watch: &FileWatch, moved: &[Found]) -> Vec<String> {
     missing()
 }
 
-/// A directory of its own for what goes.
+/// Creates a directory for the replaced files.
 fn aside(directory: &Path) -> Result<PathBuf> {
     use std::os::unix::fs::DirBuilderExt;
     let stamp = base::clock::now().strftime(STAMP);
@@ -261,8 +260,8 @@ fn move_aside(path: &Path, aside: &Path) -> Result<()> {
     fs::rename(path, aside.join(name)).with_context(|| format!("cannot move {}", path.display()))
 }
 
-/// The old file is kept aside, and at no moment is there none: a server that starts or looks without
-/// its authority would make another.
+/// Keeps the old file aside, and replaces it atomically: a server that finds no CA would make another
+/// one.
 fn replace_file(path: &Path, content: &str, aside: &Path) -> Result<()> {
     let name = path.file_name().context("a file has a name")?;
     fs::hard_link(path, aside.join(name))
@@ -298,8 +297,8 @@ impl RotateCa {
             replace_file(&directory.join("sa.key"), &key, &aside)?;
             move_aside(&directory.join("sa.pub"), &aside)?;
         }
-        // Last: a running server issues new leaves as soon as it misses one, but not of an authority
-        // that it does not know.
+        // Last: a running server issues a missing leaf at once, but must not issue it from a CA that it does
+        // not know yet.
         for one in find(data_dir)?.iter().filter(|one| one.path.starts_with(&directory)) {
             if !ROOTS.contains(&one.name.as_str()) {
                 move_aside(&one.path, &aside)?;
@@ -315,9 +314,9 @@ impl RotateCa {
         ))
     }
 
-    /// Certificate and key of the next authority: those brought along, or new ones. The present
-    /// authority signs the new one, for those who trust it only, and stays in the file, so that what
-    /// it has signed is believed until it is replaced.
+    /// Certificate and key of the next CA: the given ones, or new ones. The present CA cross-signs the new
+    /// one, for clients that trust only the present one, and stays in the file, so that its certificates
+    /// are trusted until they are replaced.
     fn next(
         &self,
         directory: &Path,
@@ -328,8 +327,7 @@ impl RotateCa {
         let Some(path) = &self.path else {
             let present =
                 Authority::from_pem(&old, &read(&directory.join(format!("{name}.key")))?)?;
-            // A name of its own, whenever the last one was made: some programs look for an issuer by its
-            // name alone.
+            // The name is unique, because some programs look for an issuer by its name alone.
             let stamp = base::clock::now().as_millisecond();
             let authority = Authority::generate(&format!("{common_name}@{stamp}"))?;
             let vouched = authority.vouched_for_by(&present)?;
@@ -341,7 +339,7 @@ impl RotateCa {
             return Ok(None);
         }
         let (cert, key) = (read(&cert_path)?, read(&path.join(format!("{name}.key")))?);
-        // Can it sign?
+        // Check that it can sign.
         Authority::from_pem(&cert, &key).with_context(|| cert_path.display().to_string())?;
         let chain = pki::certificates(cert.as_bytes())?;
         let present = pki::certificates(old.as_bytes())?;
@@ -350,7 +348,7 @@ impl RotateCa {
         });
         if !is_trusted && !self.force {
             bail!(
-                "{}: neither signed by the present authority nor followed by it in the file; clients that trust the present one would be lost. --force does it all the same",
+                "{}: neither signed by the present authority nor followed by it in the file; clients that trust only the present one would lose access. --force replaces it anyway",
                 cert_path.display()
             );
         }
@@ -384,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn certificates_are_listed_with_what_is_left() {
+    fn certificates_are_listed_with_their_lifetime() {
         let (root, _) = lab();
         let text = check(root.path()).expect("a table");
         let lines: Vec<&str> = text.lines().collect();
@@ -404,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_authority_vouches_for_the_old_one() {
+    fn old_and_new_authority_are_trusted_by_both() {
         let (root, before) = lab();
         RotateCa::default().replace(root.path()).expect("rotated");
         let directory = root.path().join(PKI);
@@ -413,7 +411,7 @@ mod tests {
         let bundle = pki::certificates(after.cluster_ca.cert_pem().as_bytes()).expect("PEM");
         assert_eq!(bundle.len(), 3);
         assert_eq!(bundle[2].fingerprint(), before.cluster_ca.fingerprint());
-        // Who trusts the old one only believes what the new one signs, and the other way round.
+        // A client that trusts only the old CA accepts certificates of the new one, and vice versa.
         let now = u64::try_from(base::clock::now().as_second()).expect("after 1970");
         for (trusted, signer) in [(&before, &after), (&after, &before), (&after, &after)] {
             let issued = signer.issue(&Component::Scheduler.profile()).expect("signs");
@@ -422,7 +420,7 @@ mod tests {
             let chain: Vec<_> = chain.iter().map(|one| one.der().to_vec().into()).collect();
             verifier.verify(&chain, now).expect("trusted");
         }
-        assert!(!directory.join("admin.crt").exists(), "leaves are made anew");
+        assert!(!directory.join("admin.crt").exists(), "leaves are made again");
         for name in ["ca.key", "ca.crt", "front-proxy-ca.key"] {
             let mode = fs::metadata(directory.join(name)).expect("there").permissions().mode();
             assert_eq!(mode & 0o777, 0o600, "{name}");

@@ -1,11 +1,11 @@
-//! Which cluster is meant, and requests to it.
+//! Chooses the cluster, and sends requests to it.
 //!
 //! In: a kubeconfig (`--kubeconfig`, `KUBECONFIG`, or the one in the data directory) and flags that
-//! override it. Out: [`Cluster`], whose requests end in JSON trees, streams, or a [`Failure`] that
-//! reads like kubectl's.
+//! override it. Out: [`Cluster`], whose requests return JSON trees, streams, or a [`Failure`] with
+//! kubectl's texts.
 //!
-//! A data directory that was named wins over `KUBECONFIG`: who types `--data-dir` means that
-//! cluster. Value trees instead of typed objects, because everything here works for any kind.
+//! `--data-dir` wins over `KUBECONFIG`, because it names a cluster explicitly. JSON trees are used instead
+//! of typed objects, because the commands work for any kind.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,13 +21,13 @@ use transport::{ClientError, ClientOptions, CredentialSource, HttpClient, Token}
 use crate::failure::{ApiStatus, Failure, Result, own};
 
 pub const JSON: &str = "application/json";
-/// Where a server keeps everything unless told otherwise.
+/// The server's default data directory.
 pub const DEFAULT_DATA_DIR: &str = "/var/lib/decapod";
-/// One event of a watch, or one line of JSON: larger ones mean that something is wrong.
+/// The maximum size of a watch event, or of a line of JSON.
 const LINE_LIMIT: usize = 64 << 20;
 
-// Flags that say where the cluster is and who asks. (A doc comment would become the help text of
-// every command that has them.)
+// Flags that select the cluster and the user. (A doc comment would become the help text of every command
+// that has them.)
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct Connection {
     /// Path to the kubeconfig file to use
@@ -56,7 +56,7 @@ pub struct Connection {
     pub namespace: Option<String>,
 }
 
-/// A directory that we may not look into hides whether the file is there.
+/// In an unreadable directory, it is unknown whether the file exists.
 fn is_denied(error: &std::io::Error, path: &Path) -> bool {
     let denied = |error: &std::io::Error| error.kind() == std::io::ErrorKind::PermissionDenied;
     denied(error) || path.try_exists().is_err_and(|error| denied(&error))
@@ -67,7 +67,7 @@ fn is_denied(error: &std::io::Error, path: &Path) -> bool {
 pub struct Cluster {
     pub http: HttpClient,
     pub server: String,
-    /// Where namespaced things are unless the command says otherwise.
+    /// The default namespace of commands.
     pub namespace: String,
     pub ca_pem: Option<String>,
     headers: Vec<(&'static str, HeaderValue)>,
@@ -124,7 +124,8 @@ impl Connection {
         })
     }
 
-    fn path(&self, data_dir: &Path, environment: Option<std::ffi::OsString>) -> PathBuf {
+    /// The kubeconfig that is meant.
+    pub fn path(&self, data_dir: &Path, environment: Option<std::ffi::OsString>) -> PathBuf {
         if let Some(path) = &self.kubeconfig {
             return path.clone();
         }
@@ -153,7 +154,7 @@ impl Connection {
 }
 
 impl Cluster {
-    /// The answer to a request, its body not yet read; warnings are passed on to people.
+    /// Sends a request; the body of the answer is not read yet. Prints the server's warnings.
     pub async fn send(
         &self,
         method: Method,
@@ -202,7 +203,7 @@ impl Cluster {
         decode(&self.get_raw(path, accept).await?)
     }
 
-    /// A request with a body; `content_type` matters to PATCH.
+    /// Sends a request with a body; `content_type` is for PATCH.
     pub async fn call(
         &self,
         method: Method,
@@ -214,13 +215,13 @@ impl Cluster {
         decode(&collect(response.into_body()).await?)
     }
 
-    /// A body that goes on, line by line.
+    /// Streams a body line by line.
     pub async fn lines(&self, path: &str, accept: &str) -> Result<Lines> {
         let response = self.send(Method::GET, path, accept, None).await?;
         Ok(Lines { body: response.into_body(), buffer: vec![], ended: false })
     }
 
-    /// Upstream: the first of these is said of a refused connection only.
+    /// Upstream: the first message is for refused connections only.
     fn unreachable(&self, error: &ClientError) -> Failure {
         let text = error.to_string();
         if text.contains("refused") {
@@ -233,7 +234,7 @@ impl Cluster {
     }
 }
 
-/// A streamed body, cut at line ends.
+/// A streamed body, split into lines.
 pub struct Lines {
     body: transport::Body,
     buffer: Vec<u8>,
@@ -260,7 +261,7 @@ impl Lines {
                         self.buffer.extend_from_slice(&data);
                     }
                 }
-                // A stream that breaks ends like one that is finished: what came is true.
+                // A broken stream is treated like a finished one: the received lines are valid.
                 Some(Err(_)) | None => self.ended = true,
             }
         }
@@ -275,10 +276,10 @@ async fn collect(body: transport::Body) -> Result<Bytes> {
 }
 
 pub fn decode(bytes: &[u8]) -> Result<Value> {
-    serde_json::from_slice(bytes).map_err(|error| own(format!("the answer is no JSON: {error}")))
+    serde_json::from_slice(bytes).map_err(|error| own(format!("the answer is not JSON: {error}")))
 }
 
-/// `299 - "text"`, quoted as in HTTP.
+/// Parses `299 - "text"`, quoted as in HTTP.
 fn warning_text(header: &str) -> Option<String> {
     let (_, quoted) = header.split_once('"')?;
     let text = quoted.strip_suffix('"').unwrap_or(quoted);

@@ -1,8 +1,8 @@
-//! Durations as flags take them, and short ones for people.
+//! Durations: parsed from flags, and formatted for people.
 
 use std::time::Duration;
 
-/// For `clap`: as Go's, or a bare number of seconds, as several flags allow.
+/// For `clap`: Go's format, or a number of seconds, as several flags allow.
 pub fn parse(text: &str) -> Result<Duration, String> {
     if let Ok(seconds) = text.parse::<u64>() {
         return Ok(Duration::from_secs(seconds));
@@ -28,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_are_gos() {
+    fn durations_have_gos_format() {
         for (text, expected) in [
             ("24h", Some(86_400_000)),
             ("1h30m", Some(5_400_000)),
@@ -47,7 +47,7 @@ mod tests {
     }
 
     #[test]
-    fn people_read_one_unit() {
+    fn short_durations_have_one_unit() {
         for (seconds, expected) in
             [(-1, "<invalid>"), (59, "59s"), (60, "1m"), (86_399, "23h"), (86_400, "1d")]
         {

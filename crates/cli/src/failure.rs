@@ -1,7 +1,7 @@
-//! What went wrong, in kubectl's words.
+//! Errors in kubectl's words.
 //!
-//! In: answers of the server, mistakes in what was typed, broken connections. Out: the lines that
-//! go to standard error, and the exit code. One line each, never a backtrace.
+//! In: answers of the server, invalid arguments, broken connections. Out: the lines for standard error,
+//! and the exit code. One line each, never a backtrace.
 
 use http::StatusCode;
 use machinery::status::Reason;
@@ -13,15 +13,15 @@ pub type Result<T> = std::result::Result<T, Failure>;
 pub enum Failure {
     /// The server's `Status`.
     Status(Box<ApiStatus>),
-    /// Of kubectl itself: printed after `error: `.
+    /// kubectl's own error: printed after `error: `.
     Own(String),
-    /// Printed as it is.
+    /// Printed unchanged.
     Plain(String),
-    /// Several, of work that goes on after a failure.
+    /// Several failures, of commands that go on after one.
     Many(Vec<Failure>),
-    /// A command in a container ended with this code; its own words are printed already.
+    /// A command in a container exited with this code; its own output is printed already.
     Exit(u8, String),
-    /// Nobody reads what we print.
+    /// Our output cannot be written.
     Output(std::io::Error),
 }
 
@@ -42,7 +42,7 @@ pub fn own(text: impl Into<String>) -> Failure {
 }
 
 impl ApiStatus {
-    /// From the body of an answer that is not a success.
+    /// From the body of an unsuccessful answer.
     pub fn of(code: StatusCode, body: &[u8]) -> Self {
         let status: Value = serde_json::from_slice(body).unwrap_or_default();
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -62,10 +62,10 @@ impl ApiStatus {
         }
     }
 
-    /// Of an answer without a Status. Upstream: `apierrors.NewGenericServerResponse`.
+    /// The error of an answer without a Status. Upstream: `apierrors.NewGenericServerResponse`.
     fn generic(code: StatusCode, body: &str) -> Self {
         let (reason, message) = match code.as_u16() {
-            // Upstream tells the text nobody; it is what helps.
+            // Upstream omits the body's text, but it helps users.
             400 => ("BadRequest", body.trim().to_owned()),
             401 => (
                 "Unauthorized",
@@ -152,12 +152,12 @@ impl Failure {
         self.status().is_some_and(|status| status.reason == "Conflict")
     }
 
-    /// Whether a watch must start anew.
+    /// Whether a watch must start again with a new list.
     pub fn is_expired(&self) -> bool {
         self.status().is_some_and(|status| status.code == 410)
     }
 
-    /// Upstream: `AddSourceToErr`: the Status keeps its reason, its message gets a frame.
+    /// Upstream: `AddSourceToErr`: adds the source to the message; a Status keeps its reason.
     pub fn during(mut self, doing: &str, source: &str) -> Self {
         match &mut self {
             Self::Status(status) => {
@@ -169,7 +169,7 @@ impl Failure {
         self
     }
 
-    /// For standard error.
+    /// The lines for standard error.
     pub fn lines(&self) -> Vec<String> {
         match self {
             Self::Status(status) => vec![status.line()],
@@ -190,7 +190,7 @@ impl Failure {
         }
     }
 
-    /// Nothing, one failure, or several.
+    /// `Ok`, one failure, or several.
     pub fn collect(mut all: Vec<Failure>) -> Result<()> {
         match all.len() {
             0 => Ok(()),
@@ -221,7 +221,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_read_like_kubectls() {
+    fn failures_have_kubectls_texts() {
         for (code, body, expected) in [
             (
                 404,

@@ -1,8 +1,8 @@
-//! Columns as kubectl aligns them.
+//! Aligned columns like kubectl's.
 //!
-//! In: lines of cells. Out: text whose columns are as wide as their widest cell and three blanks,
-//! but at least six; a line's last cell is not padded. Widths are remembered, so that lines that a
-//! watch prints later stay in line.
+//! In: lines of cells. Out: text whose columns have the width of their widest cell plus three blanks, at
+//! least six; a line's last cell is not padded. Widths are remembered, so that later lines of a watch are
+//! aligned, too.
 //!
 //! Upstream: `tabwriter` with minwidth 6, padding 3 and RememberWidths.
 

@@ -1,7 +1,7 @@
-//! `decapod images`: the images in a data directory, with a server running or without.
+//! `decapod images`: the images in a data directory, with or without a running server.
 //!
-//! In: archives or names. Out: changes to the image store, which locks what has to be locked, and
-//! lines for people. Nothing is asked of the server: images can be there before its first start.
+//! In: archives or names. Out: changes of the image store, which does its own locking, and printed lines.
+//! The server is not needed: images can be imported before its first start.
 //! A node with another runtime has its images there ([`foreign`]).
 
 mod foreign;
@@ -31,7 +31,7 @@ pub struct Images {
 
 #[derive(clap::Subcommand, Clone, Debug)]
 pub enum Command {
-    /// Bring in images from archives (docker save, OCI layout), plain or compressed
+    /// Import images from archives (docker save, OCI layout), plain or compressed
     Import(Import),
     /// List the images
     #[command(visible_alias = "ls")]
@@ -47,7 +47,7 @@ pub enum Command {
 pub struct Import {
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
-    /// The image's name, for an archive that names none
+    /// The image's name, for an archive that contains none
     #[arg(long)]
     pub name: Option<String>,
 }
@@ -78,7 +78,7 @@ impl Images {
         if let Command::List(list) = &self.command
             && !home.join("images").exists()
         {
-            // Looking must not make anything.
+            // Listing must not create anything.
             print!("{}", table(&[], list.quiet));
             return Ok(ExitCode::SUCCESS);
         }
@@ -99,7 +99,7 @@ impl Images {
     }
 }
 
-/// Others than the owner do not even see whether there is a data directory.
+/// Fails if this user may not even see whether there is a data directory.
 fn check_allowed(data_dir: &Path) -> Result<()> {
     match std::fs::read_dir(data_dir) {
         Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => bail!(
@@ -110,7 +110,7 @@ fn check_allowed(data_dir: &Path) -> Result<()> {
     }
 }
 
-/// The data directory will hold keys: nobody else may look into it.
+/// Creates the data directory with access for its owner only, because it will contain keys.
 fn make_private(data_dir: &Path) -> Result<()> {
     use std::os::unix::fs::DirBuilderExt;
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(data_dir);
@@ -163,7 +163,7 @@ fn remove(store: &ImageStore, home: &Path, flags: &References) -> Result<()> {
     Ok(())
 }
 
-/// Ids of images whose layers a container has mounted.
+/// The ids of images that containers use.
 fn used_images(containers: &Path) -> BTreeSet<String> {
     let image = |entry: std::fs::DirEntry| -> Option<String> {
         let text = std::fs::read(entry.path().join("state.json")).ok()?;
@@ -173,7 +173,7 @@ fn used_images(containers: &Path) -> BTreeSet<String> {
     std::fs::read_dir(containers).into_iter().flatten().flatten().filter_map(image).collect()
 }
 
-/// Its names, or its id if it has none.
+/// The image's names, or its id if it has none.
 fn called(image: &ImageRecord) -> String {
     match image.tags.as_slice() {
         [] => image.digests.first().unwrap_or(&image.id).clone(),
@@ -193,7 +193,7 @@ fn table(images: &[ImageRecord], quiet: bool) -> String {
     Grid::default().render(&rows)
 }
 
-/// One per name.
+/// One row per name.
 fn rows(image: &ImageRecord) -> Vec<Vec<String>> {
     let id = image.id.trim_start_matches("sha256:").chars().take(13).collect::<String>();
     let row = |name: &str, tag: &str| {
@@ -209,7 +209,7 @@ fn rows(image: &ImageRecord) -> Vec<Vec<String>> {
     }
 }
 
-/// Three digits and a decimal unit, as Go's units package writes sizes.
+/// Formats a size with three digits and a decimal unit, like Go's units package.
 #[expect(clippy::cast_precision_loss, reason = "three digits are shown")]
 fn size_text(bytes: u64) -> String {
     let mut size = bytes as f64;

@@ -1,12 +1,12 @@
-//! The commands that people type: `decapod kubectl`, and those that work on a data directory.
+//! The user commands: `decapod kubectl`, and those for a data directory.
 //!
-//! In: parsed flags and a data directory. Out: text like upstream's, and an exit code. Everything
-//! about a running cluster goes through its API with the credentials of a kubeconfig; only
-//! `images`, `secrets-encrypt`, `certificate`, `snapshot`, `store` and `uninstall` touch the data
+//! In: parsed flags and a data directory. Out: text like upstream's, and an exit code. Commands use a
+//! running cluster through its API with the credentials of a kubeconfig; only
+//! `images`, `secrets-encrypt`, `certificate`, `snapshot`, `store` and `uninstall` access the data
 //! directory itself.
 //!
-//! Each command is a `clap` type with a `run`. Errors are one clear line: [`kubectl`] prints its
-//! own, in kubectl's words, because their first words depend on who failed.
+//! Each command is a `clap` type with a `run`. An error is one clear line: [`kubectl`] prints its own
+//! errors in kubectl's words, because the prefix depends on the cause.
 
 pub mod certificate;
 pub mod cluster;

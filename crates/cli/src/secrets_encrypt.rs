@@ -1,7 +1,7 @@
-//! `decapod secrets-encrypt`: Secrets encrypted in the store, with the commands that k3s has.
+//! `decapod secrets-encrypt`: encrypts Secrets in the store, with the same commands as k3s.
 //!
 //! In: `<data-dir>/cred/encryption-config.json`, which the server on this machine follows, and its
-//! API. Out: another key in that file, and every Secret written anew under it.
+//! API. Out: another key in that file, and every Secret rewritten with it.
 //!
 //! ```text
 //! enable    [new, identity]            ► all Secrets written
@@ -9,8 +9,8 @@
 //! disable   [identity, old]            ► all Secrets written
 //! ```
 //!
-//! Invariant: at every moment the file has the keys of everything that is stored, so that a rotation
-//! which breaks off is finished by the next one. A key goes only after the last Secret under it.
+//! Invariant: the file always has the keys of all stored Secrets, so that an interrupted rotation can be
+//! finished by the next one. A key is removed only after the last Secret that uses it was rewritten.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -27,12 +27,12 @@ use serde_json::Value;
 use crate::cluster::{Cluster, Connection, JSON, with_query};
 use crate::failure::Failure;
 
-/// In the data directory.
+/// Relative to the data directory.
 pub const FILE: &str = "cred/encryption-config.json";
 const SECRETS: &str = "/api/v1/secrets";
-/// Secrets that are read at once.
+/// The number of Secrets per request.
 const PAGE: &str = "500";
-/// How long the server may take to follow the file.
+/// How long the server may take to load the file.
 const PATIENCE: Duration = Duration::from_secs(15);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
@@ -47,13 +47,13 @@ pub struct SecretsEncrypt {
 
 #[derive(clap::Subcommand, Clone, Debug)]
 pub enum Command {
-    /// Tell whether Secrets are encrypted, and with which keys
+    /// Show whether Secrets are encrypted, and with which keys
     Status,
-    /// Encrypt all Secrets, and those to come
+    /// Encrypt all existing and future Secrets
     Enable(NewKey),
-    /// Keep Secrets in the clear again
+    /// Store Secrets unencrypted again
     Disable,
-    /// Encrypt all Secrets with a new key, and drop the old one
+    /// Encrypt all Secrets with a new key, and remove the old one
     #[command(visible_alias = "rotate-keys")]
     Rotate(NewKey),
     /// Write all Secrets again, with the key in use
@@ -83,7 +83,7 @@ impl SecretsEncrypt {
     }
 }
 
-/// The binary puts its own word before errors.
+/// Removes the prefix, because the binary adds its own to errors.
 fn plain(failure: Failure) -> anyhow::Error {
     let text = failure.to_string();
     anyhow::anyhow!("{}", text.strip_prefix("error: ").unwrap_or(&text))
@@ -109,7 +109,7 @@ impl Own {
         Ok(config.resources.into_iter().flat_map(|rule| rule.providers).collect())
     }
 
-    /// Writes the file, and waits until the server has taken it into use.
+    /// Writes the file, and waits until the server has loaded it.
     async fn write(&self, providers: Vec<Provider>) -> Result<()> {
         let rule = ResourceRule { resources: vec!["secrets".into()], providers };
         let config = Configuration {
@@ -129,7 +129,7 @@ impl Own {
         match tokio::time::timeout(PATIENCE, wait).await {
             Ok(outcome) => outcome,
             Err(_) => bail!(
-                "the server has not taken {} into use: is it another machine's, or run with --encryption-provider-config?",
+                "the server has not loaded {}: does it run on another machine, or with --encryption-provider-config?",
                 self.path.display()
             ),
         }
@@ -184,7 +184,7 @@ impl Own {
         Ok(format!("keys rotated, reencrypted {count} secrets\n"))
     }
 
-    /// Has every Secret written again: the server does so where the bytes would be others.
+    /// Updates every Secret: the server rewrites it if its stored bytes would change.
     async fn reencrypt(&self) -> Result<usize> {
         let mut count = 0;
         let mut next = String::new();
@@ -212,7 +212,7 @@ impl Own {
         let body = serde_json::to_vec(&secret)?;
         match self.cluster.call(Method::PUT, &path, JSON, body).await {
             Ok(_) => Ok(true),
-            // Somebody else has written it meanwhile, under the new key, or has deleted it.
+            // Another client has written it meanwhile, with the new key, or has deleted it.
             Err(Failure::Status(status)) if matches!(status.code, 404 | 409) => Ok(false),
             Err(failure) => Err(plain(failure)).with_context(|| format!("{namespace}/{name}")),
         }
@@ -235,7 +235,7 @@ fn new_provider(kind: &str) -> Result<Provider> {
     })
 }
 
-/// The provider that writes, unless that is identity.
+/// The provider that writes; `None` if that is identity.
 fn writes_with(providers: &[Provider]) -> Option<&Provider> {
     providers.first().filter(|first| first.identity.is_none())
 }
@@ -257,7 +257,7 @@ fn keys(providers: &[Provider]) -> Vec<(&'static str, String)> {
     all
 }
 
-/// As `k3s secrets-encrypt status` words it.
+/// The text of `k3s secrets-encrypt status`.
 fn shown(providers: &[Provider], file: &str, in_use: &str) -> String {
     if providers.is_empty() {
         return match in_use {
@@ -269,7 +269,7 @@ fn shown(providers: &[Provider], file: &str, in_use: &str) -> String {
     }
     let is_enabled = writes_with(providers).is_some();
     let keys = keys(providers);
-    // More than one key: a rotation broke off, and the next one ends it.
+    // More than one key: a rotation was interrupted, and the next one finishes it.
     let stage = if keys.len() > 1 { "reencrypt_active" } else { "start" };
     let hashes = match file == in_use {
         true => "All hashes match".to_owned(),
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn status_reads_as_k3s_does() {
+    fn status_reads_like_k3s() {
         let check = |providers: &[Provider], file: &str, in_use: &str, expected: &str| {
             assert_eq!(shown(providers, file, in_use), expected);
         };
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_valid() {
+    fn the_written_configuration_is_valid() {
         for kind in ["secretbox", "aesgcm", "aescbc"] {
             let rule = ResourceRule {
                 resources: vec!["secrets".into()],

@@ -1,10 +1,10 @@
-//! `decapod snapshot`: the state in one file, and back.
+//! `decapod snapshot`: saves the state into one file, and restores it.
 //!
-//! In: a store (that of a running server by its socket, an etcd, or the files of a server that does
-//! not run) and files. Out: files, and what is in them. The format is [`store::snapshot`]'s.
+//! In: a store (a running server's through its socket, an etcd, or the files of a stopped server) and
+//! files. Out: files, and information about them. The format is [`store::snapshot`]'s.
 //!
-//! Invariants: a file that has its name is whole, on disk, and was read back; restoring never writes
-//! over a store that is there, and goes on above every revision that anybody may have seen.
+//! Invariants: a file with its final name is complete, on disk, and was read back; a restore never
+//! overwrites an existing store, and continues above every revision that clients may have seen.
 
 use std::fs::File;
 use std::io::Write;
@@ -21,37 +21,37 @@ use store::{KeyRange, Op, RangeRequest, Revision, Store, Txn};
 
 use crate::grid::Grid;
 
-/// What names begin with, as k3s' do with their datastore's.
+/// The default prefix of names, similar to k3s'.
 pub const PREFIX: &str = "decapod-snapshot";
-/// How far a restored store is ahead of its snapshot, unless told otherwise. Upstream: what etcd's
-/// handbook recommends for `etcdutl snapshot restore --bump-revision`.
+/// By how many revisions a restored store is ahead of its snapshot by default. Upstream: etcd's
+/// documentation recommends this for `etcdutl snapshot restore --bump-revision`.
 const BUMP: u64 = 1_000_000_000;
-/// A living etcd's revisions only grow by writing: at most so many writes to get above a snapshot's.
+/// The maximum number of writes to bring a running etcd above the snapshot's revision: only writes raise it.
 const MOST_WRITES: u64 = 2_000_000;
-/// Writes to an etcd at one time.
+/// Concurrent writes to an etcd.
 const WRITERS: usize = 64;
-/// How far an etcd is brought above the snapshot.
+/// By how many revisions an etcd is brought above the snapshot.
 const MARGIN: u64 = 1000;
 
 #[derive(clap::Subcommand, Clone, Debug)]
 pub enum Command {
-    /// Write everything that lives now into one file, while the server runs
+    /// Write all live data into one file, while the server runs
     Save(Save),
-    /// Check a snapshot and tell what is in it
+    /// Check a snapshot and show its content
     Status(Status),
     /// List the snapshots of a directory
     #[command(visible_alias = "ls")]
     List(List),
-    /// Make a new data directory out of a snapshot, or fill an empty etcd (--datastore-endpoint)
+    /// Create a new data directory from a snapshot, or fill an empty etcd (--datastore-endpoint)
     Restore(Restore),
 }
 
 #[derive(clap::Args, Clone, Debug)]
 pub struct Save {
-    /// The file's name begins with this; the time follows
+    /// The prefix of the file's name; the time follows
     #[arg(long, default_value = PREFIX)]
     pub name: String,
-    /// Where to [default: <data-dir>/snapshots]
+    /// The directory for the file [default: <data-dir>/snapshots]
     #[arg(long, value_name = "DIR")]
     pub snapshot_dir: Option<PathBuf>,
     /// The file to write, instead of --name and --snapshot-dir
@@ -68,7 +68,7 @@ pub struct Status {
 
 #[derive(clap::Args, Clone, Debug)]
 pub struct List {
-    /// Which one [default: <data-dir>/snapshots]
+    /// The directory to list [default: <data-dir>/snapshots]
     #[arg(long, value_name = "DIR")]
     pub snapshot_dir: Option<PathBuf>,
 }
@@ -76,20 +76,20 @@ pub struct List {
 #[derive(clap::Args, Clone, Debug)]
 pub struct Restore {
     pub file: PathBuf,
-    /// How far above the snapshot's revision the new store goes on: more than what was written
+    /// By how much the new store's revision is above the snapshot's: more than the number of writes
     /// after the snapshot
     #[arg(long, default_value_t = BUMP, value_name = "REVISIONS")]
     pub bump_revision: u64,
-    /// Take a file without checksum: one copied from an etcd's data directory
+    /// Accept a file without checksum: one copied from an etcd's data directory
     #[arg(long)]
     pub skip_hash_check: bool,
 }
 
-/// A value as the embedded store has it, whatever it looked like at rest.
+/// Converts a stored value to the embedded store's plain form.
 pub type Plain = fn(&[u8], Bytes) -> store::Result<Bytes>;
 
 impl Command {
-    /// Whether it asks a living store.
+    /// Whether it needs a running store.
     pub fn needs_store(&self, has_endpoint: bool) -> bool {
         match self {
             Self::Save(_) => true,
@@ -128,12 +128,12 @@ impl Command {
     }
 }
 
-/// Where snapshots are unless told otherwise.
+/// The default directory of snapshots.
 pub fn directory(data_dir: &Path) -> PathBuf {
     data_dir.join("snapshots")
 }
 
-/// `decapod-snapshot-20261121T203000Z.db`: in the order of time.
+/// `decapod-snapshot-20261121T203000Z.db`: names sort by time.
 pub fn file_name(prefix: &str, now: Timestamp) -> String {
     format!("{prefix}-{}.db", now.strftime("%Y%m%dT%H%M%SZ"))
 }
@@ -142,8 +142,8 @@ fn summary(content: &Content) -> String {
     format!("revision {}, {} keys, {} bytes", content.revision, content.kvs.len(), content.size)
 }
 
-/// Takes a snapshot into `file`: under another name first, synced and read back before it gets its
-/// own.
+/// Writes a snapshot into `file`: first under another name; after a sync and a check it gets its final
+/// one.
 pub async fn write(store: &dyn Store, file: &Path) -> Result<Content> {
     if file.exists() {
         bail!("{} exists already", file.display());
@@ -160,7 +160,7 @@ pub async fn write(store: &dyn Store, file: &Path) -> Result<Content> {
     let content = match content {
         Ok(content) => content,
         Err(error) => {
-            // What is left of it is of no use; that it could not be removed neither.
+            // The incomplete file is useless; a failure to remove it does not matter.
             let _ = std::fs::remove_file(&part);
             return Err(error);
         }
@@ -278,7 +278,7 @@ impl Restore {
         json!({ "from": file, "revision": content.revision.0, "at": at }).to_string()
     }
 
-    /// The name is `store` under the data directory, where a server looks.
+    /// Creates `store` under the data directory, where a server expects it.
     fn make_directory(&self, data_dir: &Path, plain: Plain) -> Result<()> {
         let mut content = self.read()?;
         for kv in &mut content.kvs {
@@ -289,7 +289,7 @@ impl Restore {
         make_private(data_dir).with_context(|| format!("cannot make {}", data_dir.display()))?;
         store::backend::embedded::restore(&directory, &content, revision, &self.mark(&content))?;
         println!(
-            "{}: {}; it goes on at revision {revision}",
+            "{}: {}; it continues at revision {revision}",
             directory.display(),
             summary(&content)
         );
@@ -302,7 +302,7 @@ impl Restore {
         Ok(())
     }
 
-    /// By its API, so that it may be a cluster that runs.
+    /// Uses etcd's API, so that it may be a running cluster.
     async fn fill_etcd(&self, store: &Arc<dyn Store>) -> Result<()> {
         let content = self.read()?;
         let all = RangeRequest::new(KeyRange::prefix(&b"/registry/"[..]));
@@ -343,14 +343,14 @@ impl Restore {
         let puts: Vec<Op> = puts.collect();
         in_parallel(store, puts.into_iter()).await?;
         let present = store.revision().await?;
-        // Whoever comes with an older revision must list anew.
+        // Clients with an older revision must list again.
         store.compact(present).await?;
         println!("etcd has all {} keys, at revision {present}", content.kvs.len());
         Ok(())
     }
 }
 
-/// Each op as a transaction of its own, some at one time.
+/// Runs each op as a separate transaction, some concurrently.
 async fn in_parallel(store: &Arc<dyn Store>, ops: impl Iterator<Item = Op>) -> Result<()> {
     use futures::{StreamExt, TryStreamExt};
     futures::stream::iter(ops)
@@ -380,7 +380,7 @@ mod tests {
         Restore { file: file.to_owned(), bump_revision: BUMP, skip_hash_check: false }
     }
 
-    /// The store that was saved: with a lease, a deleted key and one written twice.
+    /// Saves a store with a lease, a deleted key and a key that was written twice.
     async fn saved(file: &Path) -> (Arc<dyn Store>, Content) {
         let store = Sim::open();
         let lease = store.lease_grant(3600).await.expect("granted");
@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_restored_directory_has_all_and_goes_on_above() {
+    async fn a_restored_directory_is_complete_and_continues_above() {
         let dir = tempfile::tempdir().expect("a directory");
         let file = dir.path().join("a.db");
         let (store, content) = saved(&file).await;
@@ -437,7 +437,7 @@ mod tests {
         let restored = all(&*target).await;
         assert!(restored.iter().all(|kv| kv.mod_revision > content.revision));
         assert_eq!(values(restored), values(all(&*store).await));
-        assert!(restore(&file).fill_etcd(&target).await.is_err(), "it is not empty any more");
+        assert!(restore(&file).fill_etcd(&target).await.is_err(), "it is not empty");
     }
 
     #[tokio::test]

@@ -1,8 +1,7 @@
-//! `decapod store`: what is in the state store, and how it fares.
+//! `decapod store`: shows the state store's content and status.
 //!
-//! In: a store (that of a running server by its socket, an etcd, or the files of a server that does
-//! not run). Out: text. Only `verify` reads the files themselves, and only while nobody has them
-//! open.
+//! In: a store (a running server's through its socket, an etcd, or the files of a stopped server). Out:
+//! text. Only `verify` reads the files themselves, and only if no process has them open.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -18,13 +17,13 @@ use crate::snapshot::Plain;
 
 #[derive(clap::Subcommand, Clone, Debug)]
 pub enum Command {
-    /// Size, revisions, keys, and how long commits take
+    /// Show size, revisions, number of keys, and the duration of commits
     Status(Status),
-    /// Forget history below a revision
+    /// Compact history below a revision
     Compact(Compact),
-    /// Read everything on disk and check it; the server must not run
+    /// Read and check all data on disk; the server must not run
     Verify,
-    /// Print what stands under a key
+    /// Print the value of a key
     Get(Get),
 }
 
@@ -37,25 +36,25 @@ pub struct Status {
 
 #[derive(clap::Args, Clone, Debug)]
 pub struct Compact {
-    /// [default: the present one]
+    /// The revision to compact to [default: the present one]
     #[arg(long)]
     pub revision: Option<u64>,
 }
 
 #[derive(clap::Args, Clone, Debug)]
 pub struct Get {
-    /// As /registry/pods/default/web
+    /// For example /registry/pods/default/web
     pub key: String,
-    /// As it was at this revision
+    /// Read the state at this revision
     #[arg(long)]
     pub revision: Option<u64>,
-    /// List the keys that begin with it
+    /// List the keys with this prefix
     #[arg(long)]
     pub prefix: bool,
 }
 
 impl Command {
-    /// Whether it asks a living store.
+    /// Whether it needs a running store.
     pub fn needs_store(&self) -> bool {
         !matches!(self, Self::Verify)
     }
@@ -79,7 +78,9 @@ impl Command {
                 println!("history begins at revision {revision} now");
             }
             Self::Get(get) => return get.run(&*store, plain).await,
-            Self::Verify => bail!("only the files of a store that nobody has open are verified"),
+            Self::Verify => {
+                bail!("verify reads only the files of a store that no process has open")
+            }
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -154,9 +155,9 @@ impl Get {
         }
         let Some(kv) = kvs.into_iter().next() else {
             let when = self.revision.map_or(String::new(), |at| format!(" at revision {at}"));
-            bail!("there is nothing under {}{when}", self.key);
+            bail!("there is no key {}{when}", self.key);
         };
-        // Beside the value, so that it can be piped on.
+        // To standard error, so that the value can be piped.
         eprintln!(
             "created at revision {}, changed at {}, version {}, lease {}",
             kv.create_revision, kv.mod_revision, kv.version, kv.lease
@@ -167,14 +168,14 @@ impl Get {
     }
 }
 
-/// A time as people type it: RFC 3339, or how long ago.
+/// Parses a time: RFC 3339, or how long ago.
 pub fn past(text: &str) -> std::result::Result<Timestamp, String> {
     if let Ok(at) = text.parse::<Timestamp>() {
         return Ok(at);
     }
     let ago = crate::duration::parse(text).map_err(|_| {
         format!(
-            "{text:?} is no time; expected one as 2026-01-31T12:00:00Z, or how long ago, as 10m"
+            "{text:?} is not a time; expected e.g. 2026-01-31T12:00:00Z, or how long ago, e.g. 10m"
         )
     })?;
     base::clock::now().checked_sub(ago).map_err(|error| error.to_string())
@@ -195,7 +196,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn status_tells_what_there_is() {
+    async fn status_shows_the_backend() {
         let store = store::Sim::open();
         let text = Status { output: "table".into() }.text(&*store).await.expect("text");
         assert!(text.contains("BACKEND") && text.contains("simulated"), "{text}");

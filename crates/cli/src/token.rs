@@ -1,8 +1,8 @@
-//! `decapod token`: tokens that nodes join with.
+//! `decapod token`: tokens with which nodes join.
 //!
-//! In: flags. Out: a bootstrap token as a Secret in kube-system (upstream's form, so that `kubeadm`
-//! and the token controllers understand it), printed as the whole join token, which also carries
-//! the hash of the cluster's authority.
+//! In: flags. Out: a bootstrap token as a Secret in kube-system (in upstream's form, so that `kubeadm`
+//! and the token controllers understand it), printed as the complete join token, which also contains the
+//! hash of the cluster's CA.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -36,21 +36,21 @@ pub struct Token {
 
 #[derive(clap::Subcommand, Clone, Debug)]
 pub enum Command {
-    /// Make a token that nodes can join with, and print it
+    /// Create a token with which nodes can join, and print it
     Create(Create),
-    /// List the tokens that nodes can join with
+    /// List the tokens with which nodes can join
     #[command(visible_alias = "ls")]
     List,
 }
 
 #[derive(clap::Args, Clone, Debug)]
 pub struct Create {
-    /// The token to use, as abcdef.0123456789abcdef [default: a new one]
+    /// The token to use, e.g. abcdef.0123456789abcdef [default: a new one]
     pub secret: Option<String>,
-    /// How long the token works; 0 means for ever
+    /// How long the token is valid; 0 means without a limit
     #[arg(long, default_value = "24h", value_parser = duration::parse)]
     pub ttl: Duration,
-    /// For people
+    /// A description for people
     #[arg(long, default_value = "")]
     pub description: String,
 }
@@ -67,7 +67,7 @@ impl Token {
     }
 }
 
-/// The binary puts its own word before errors.
+/// Removes the prefix, because the binary adds its own to errors.
 fn plain(failure: crate::failure::Failure) -> anyhow::Error {
     let text = failure.to_string();
     anyhow::anyhow!("{}", text.strip_prefix("error: ").unwrap_or(&text))
@@ -94,12 +94,14 @@ impl Create {
     }
 }
 
-/// With the hash of the authority, so that a node can tell the cluster from an impostor.
+/// With the hash of the CA, so that a node can verify the cluster.
 fn join_token(token: &BootstrapToken, ca_pem: Option<&str>) -> Result<JoinToken> {
     let pem =
-        ca_pem.context("the kubeconfig names no authority, which a join token vouches for")?;
+        ca_pem.context("the kubeconfig has no certificate authority, which a join token needs")?;
     let certificates = pki::certificates(pem.as_bytes())?;
-    let ca = certificates.first().context("the kubeconfig's authority is no certificate")?;
+    let ca = certificates
+        .first()
+        .context("the kubeconfig's certificate authority is not a certificate")?;
     Ok(JoinToken { ca_hash: Some(ca.fingerprint()), secret: token.to_string() })
 }
 
@@ -171,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tokens_are_listed_as_kubeadm_does() {
+    fn tokens_are_listed_like_kubeadm() {
         let token = BootstrapToken::parse("abcdef.0123456789abcdef").expect("a token");
         let now: Timestamp = "2026-01-01T00:00:00Z".parse().expect("a time");
         let check = |description: &str, until: Option<&str>, expected: [&str; 6]| {
@@ -198,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn join_tokens_vouch_for_the_authority() {
+    fn join_tokens_contain_the_authoritys_hash() {
         let authority = pki::Authority::generate("kubernetes").expect("an authority");
         let token = BootstrapToken::generate();
         let join = join_token(&token, Some(authority.cert_pem())).expect("a join token");

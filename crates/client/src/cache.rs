@@ -1,6 +1,7 @@
 //! What an informer remembers: packed objects under small headers.
 //!
-//! In: whole objects as JSON. Out: headers for selection, JSON for decoding.
+//! In: whole objects as JSON, or the server's own where it runs in this process. Out: headers for selection,
+//! JSON for decoding.
 //! Invariants: keyed by (namespace, name) in order; every index agrees with the entries.
 //! A typed pod of 5.8 KB is 42 KB in memory, so typed objects live only in a bounded LRU. JSON says the
 //! same names again and again: packed it takes a third, and to unpack it takes a tenth of decoding it.
@@ -10,12 +11,14 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::hash::Hash;
 use std::num::NonZeroUsize;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use lru::LruCache;
 use machinery::{OwnerReference, Pairs};
 use serde::Deserialize;
+use transport::local::Object;
 
 /// Objects kept decoded, per kind.
 const DECODED: NonZeroUsize = NonZeroUsize::new(256).expect("positive");
@@ -78,12 +81,33 @@ impl Header {
 }
 
 /// One object: its header and its encoded form (nothing in metadata-only informers).
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Entry {
-    pub header: Header,
-    packed: Box<[u8]>,
-    /// Unlike that of any other entry of this process.
+    pub header: Arc<Header>,
+    body: Encoded,
+    /// Unlike that of any other state of an object in this process.
     id: u64,
+}
+
+#[derive(Clone)]
+enum Encoded {
+    Nothing,
+    Packed(Box<[u8]>),
+    /// The server's own, and where it says who owns its fields.
+    Shared(Arc<dyn Object>, Range<u32>),
+}
+
+/// What is derived from an object of the server, once for all its readers.
+struct Noted {
+    header: Arc<Header>,
+    owners: Range<u32>,
+    id: u64,
+}
+
+impl fmt::Debug for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.header.fmt(f)
+    }
 }
 
 /// The next entry's id.
@@ -91,12 +115,53 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(0);
 
 impl Entry {
     pub fn parse(json: &[u8], metadata_only: bool) -> Result<Self, serde_json::Error> {
-        let Partial { metadata } = serde_json::from_slice(json)?;
-        let packed = match metadata.managed_fields {
-            _ if metadata_only => Box::default(),
-            Some(owners) => pack(&without(json, owners.get())),
-            None => pack(json),
+        let noted = Noted::of(json)?;
+        let body = match metadata_only {
+            true => Encoded::Nothing,
+            false if noted.owners.is_empty() => Encoded::Packed(pack(json)),
+            false => Encoded::Packed(pack(&without(json, &noted.owners))),
         };
+        Ok(Self { header: noted.header, body, id: noted.id })
+    }
+
+    /// An entry over what the server keeps: nothing is copied, and the header is read once for all readers.
+    pub fn share(object: Arc<dyn Object>, metadata_only: bool) -> Result<Self, serde_json::Error> {
+        let known = object.note().get().cloned();
+        let noted = match known.map(Arc::downcast::<Noted>) {
+            Some(Ok(noted)) => noted,
+            // Two readers may be as fast: then one of them keeps a header of its own.
+            _ => {
+                let made = Arc::new(Noted::of(&object.json())?);
+                let kept = object.note().get_or_init(|| made.clone());
+                kept.clone().downcast().unwrap_or(made)
+            }
+        };
+        let body = match metadata_only {
+            true => Encoded::Nothing,
+            false => Encoded::Shared(object, noted.owners.clone()),
+        };
+        Ok(Self { header: noted.header.clone(), body, id: noted.id })
+    }
+
+    /// The object, but for who owns its fields.
+    pub fn json(&self) -> Vec<u8> {
+        match &self.body {
+            Encoded::Nothing => Vec::new(),
+            Encoded::Packed(packed) => lz4_flex::block::decompress_size_prepended(packed)
+                .expect("what was packed here can be unpacked"),
+            Encoded::Shared(object, owners) => without(&object.json(), owners),
+        }
+    }
+}
+
+impl Noted {
+    fn of(json: &[u8]) -> Result<Self, serde_json::Error> {
+        let Partial { metadata } = serde_json::from_slice(json)?;
+        let owners = metadata.managed_fields.map_or(0..0, |owners| {
+            let start = owners.get().as_ptr() as usize - json.as_ptr() as usize;
+            // The API's limit for one object is far below 4 GiB.
+            start as u32..(start + owners.get().len()) as u32
+        });
         let header = Header {
             key: ObjectKey { namespace: metadata.namespace.into(), name: metadata.name.into() },
             uid: metadata.uid.into(),
@@ -107,16 +172,8 @@ impl Entry {
             finalizers: metadata.finalizers.unwrap_or_default(),
             deleting: metadata.deletion_timestamp.is_some(),
         };
-        Ok(Self { header, packed, id: NEXT_ID.fetch_add(1, Ordering::Relaxed) })
-    }
-
-    /// The object, but for who owns its fields.
-    pub fn json(&self) -> Vec<u8> {
-        if self.packed.is_empty() {
-            return Vec::new();
-        }
-        lz4_flex::block::decompress_size_prepended(&self.packed)
-            .expect("what was packed here can be unpacked")
+        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+        Ok(Self { header: Arc::new(header), owners, id })
     }
 }
 
@@ -126,9 +183,11 @@ fn pack(json: &[u8]) -> Box<[u8]> {
 
 /// The object with null in place of who owns its fields: no controller reads that, it is half of
 /// many objects, and servers keep it when an update does not say.
-fn without(json: &[u8], owners: &str) -> Vec<u8> {
-    let start = owners.as_ptr() as usize - json.as_ptr() as usize;
-    [&json[..start], b"null", &json[start + owners.len()..]].concat()
+fn without(json: &[u8], owners: &Range<u32>) -> Vec<u8> {
+    if owners.is_empty() {
+        return json.to_vec();
+    }
+    [&json[..owners.start as usize], b"null", &json[owners.end as usize..]].concat()
 }
 
 #[derive(Deserialize)]
@@ -295,14 +354,20 @@ pub(crate) fn bounded<K: Hash + Eq, V>(most: NonZeroUsize) -> LruCache<K, V> {
 }
 
 /// Recently decoded entries. Both states of a change are decoded once for all handlers that ask.
-pub(crate) struct Decoded(
+pub(crate) struct Decoded {
     /// Guards the LRU order; held for a lookup or an insert, never while decoding.
-    Mutex<LruCache<u64, Arc<dyn Any + Send + Sync>>>,
-);
+    recent: Mutex<LruCache<u64, Arc<dyn Any + Send + Sync>>>,
+    /// How many entries were decoded.
+    count: AtomicU64,
+}
 
 impl Decoded {
     pub(crate) fn new() -> Self {
-        Self(Mutex::new(bounded(DECODED)))
+        Self { recent: Mutex::new(bounded(DECODED)), count: AtomicU64::new(0) }
+    }
+
+    pub(crate) fn count(&self) -> u64 {
+        self.count.load(Ordering::Relaxed)
     }
 
     /// The typed object of an entry; `None` (logged) if it is not of that shape.
@@ -311,6 +376,7 @@ impl Decoded {
         if let Some(Ok(object)) = known.map(Arc::downcast::<T>) {
             return Some(object);
         }
+        self.count.fetch_add(1, Ordering::Relaxed);
         let object: Arc<T> = match machinery::object::from_json(&entry.json()) {
             Ok(object) => Arc::new(object),
             Err(error) => {
@@ -329,7 +395,7 @@ impl Decoded {
     }
 
     fn recent(&self) -> std::sync::MutexGuard<'_, LruCache<u64, Arc<dyn Any + Send + Sync>>> {
-        self.0.lock().expect("no panic while held")
+        self.recent.lock().expect("no panic while held")
     }
 }
 

@@ -9,7 +9,7 @@
 //! handler must not subscribe to its own informer.
 
 use std::any::{Any, TypeId};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, RwLock};
 
@@ -322,8 +322,8 @@ impl<T: Kind> Informer<T> {
         let view = View::default();
         let kept = view.clone();
         self.subscribe(move |event| match event {
-            Event::Applied { new, .. } => kept.put(event.key(), P::of(new)),
-            Event::Deleted(_) => kept.remove(&event.key()),
+            Event::Applied { new, .. } if P::concerns(new) => kept.put(event.key(), P::of(new)),
+            Event::Applied { .. } | Event::Deleted(_) => kept.remove(&event.key()),
         });
         views.insert(TypeId::of::<P>(), Box::new(view.clone()));
         view
@@ -360,7 +360,13 @@ impl<T: Kind> Lister<T> {
         self.raw.0.decoded.get(&entry)
     }
 
-    /// In a namespace (all of them for `None`), in the order of keys.
+    /// As [`get_key`](Self::get_key), without decoding.
+    pub fn entry(&self, key: &ObjectKey) -> Option<Arc<Entry>> {
+        self.raw.get(key)
+    }
+
+    /// In a namespace (all of them for `None`), in the order of keys. Decodes all that the LRU does not have:
+    /// for a start and for tests. A reader that must know about many objects again and again keeps a view.
     pub fn list(&self, namespace: Option<&str>, selector: &Selector) -> Vec<Arc<T>> {
         self.decode(self.entries(namespace, selector))
     }
@@ -483,6 +489,15 @@ impl Informers {
         }
     }
 
+    /// How many objects were decoded, of each kind. A change of one object must not decode others.
+    pub fn decoded(&self) -> BTreeMap<Gvr, u64> {
+        let mut counts = BTreeMap::new();
+        for ((gvr, ..), informer) in &*self.running() {
+            *counts.entry(gvr.clone()).or_default() += informer.0.decoded.count();
+        }
+        counts
+    }
+
     pub fn client(&self) -> &Client {
         &self.0.client
     }
@@ -511,6 +526,9 @@ const _: fn() = || {
     fn shared<T: Any + Send + Sync>() {}
     shared::<Informers>();
 };
+
+#[cfg(test)]
+mod local_tests;
 
 #[cfg(test)]
 mod tests {

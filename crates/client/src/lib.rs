@@ -5,9 +5,10 @@
 //! component's identity, or HTTPS with its certificate. The code above cannot tell.
 //! Out: typed requests ([`Client::api`]), caches ([`Informers`]), wake-ups ([`WorkQueue`]).
 //!
-//! Invariants: one watch per kind and scope in a process; an informer's cache holds encoded bytes
-//! and small headers, typed objects are decoded on demand; a queue never runs one key twice at
-//! once.
+//! Invariants: a process has one watch for each kind, scope and identity, for rights are the identity's. Where the
+//! API server is in the same process, such a watch is a place in the server's watch cache, whose bytes and headers
+//! all of them share ([`transport::local`]); else an informer's cache holds packed bytes of its own. Typed objects
+//! are decoded on demand; a queue never runs one key twice at once.
 
 mod cache;
 mod client;
@@ -18,6 +19,7 @@ pub mod events;
 pub mod exec;
 mod histogram;
 mod informer;
+mod members;
 mod queue;
 mod queue_metrics;
 mod reflector;
@@ -36,12 +38,13 @@ pub use informer::{Event, Informer, Informers, Lister, Old, RawEvent, RawInforme
 pub use kube::api::{
     Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions, PropagationPolicy,
 };
+pub use members::Members;
 pub use queue::WorkQueue;
 pub use queue_metrics::encode as encode_queues;
 pub use request_metrics::encode as encode_requests;
 pub use resource::{Gvr, Kind};
 pub use selected::Selectors;
-pub use view::{Projection, View};
+pub use view::{Projection, View, Whole};
 
 #[cfg(test)]
 mod fake;

@@ -9,7 +9,9 @@
 //!    └───────────────── 410, unreadable ───────────────┘
 //! ```
 //!
-//! In: a path and a client. Out: [`Change`]s, in the server's order.
+//! In: a path and a client. Out: [`Change`]s, in the server's order. A server of this process answers with its own
+//! objects ([`transport::local`]): then nothing is framed, parsed and packed again, and `Following` is the
+//! state of the watch.
 //! Invariants: a watch starts at the revision of the list or of the last event or bookmark, so no
 //! change is lost; an error never loses the place unless the server says that it is gone.
 
@@ -21,11 +23,13 @@ use base::backoff::Backoff;
 use base::percent;
 use base::task::Stop;
 use bytes::{Buf, Bytes, BytesMut};
-use http::Method;
+use futures::StreamExt;
+use http::{Method, Response};
 use http_body_util::BodyExt;
 use kube::client::Body;
 use serde::Deserialize;
 use serde_json::value::RawValue;
+use transport::local::{self, Objects};
 
 use crate::cache::Entry;
 use crate::client::{self, Client, Error, ErrorExt};
@@ -79,6 +83,12 @@ enum State {
         revision: String,
         lines: Lines,
         deadline: tokio::time::Instant,
+    },
+    Following {
+        revision: String,
+        changes: local::Changes,
+        /// Told, and not yet applied.
+        ready: VecDeque<local::Change>,
     },
 }
 
@@ -152,6 +162,9 @@ impl Reflector {
             State::Watching { revision, lines, deadline } => {
                 self.next(revision, lines, deadline).await
             }
+            State::Following { revision, changes, ready } => {
+                self.follow(revision, changes, ready).await
+            }
         }
     }
 
@@ -162,7 +175,14 @@ impl Reflector {
             path.push_str(&format!("&continue={}", percent::encode(&token)));
         }
         let accept = if self.source.metadata_only { PARTIAL_LIST } else { client::JSON };
-        let body = self.client.get_raw(&path, accept).await?;
+        let (given, response) = ask(&self.client, &path, accept).await?;
+        if let Some(Objects::List(list)) = given {
+            let share = |object| Entry::share(object, self.source.metadata_only).map(Arc::new);
+            let entries = list.objects.into_iter().map(share).collect::<Result<_, _>>()?;
+            self.state = State::Listed { revision: list.revision.to_string() };
+            return Ok(Change::Replaced(entries));
+        }
+        let body = response.into_body().collect_bytes().await?;
         let list: RawList = serde_json::from_slice(&body)?;
         for item in list.items.unwrap_or_default() {
             seen.push(Arc::new(Entry::parse(item.get().as_bytes(), self.source.metadata_only)?));
@@ -187,9 +207,12 @@ impl Reflector {
         );
         self.select(&mut path);
         let accept = if self.source.metadata_only { PARTIAL } else { client::JSON };
-        let request = client::request(Method::GET, &path, accept, Bytes::new())?;
-        match self.client.send(request).await {
-            Ok(response) => {
+        match ask(&self.client, &path, accept).await {
+            Ok((Some(Objects::Changes(changes)), _)) => {
+                self.state = State::Following { revision, changes, ready: VecDeque::new() };
+                Ok(Change::None)
+            }
+            Ok((_, response)) => {
                 let lines = Lines::new(response.into_body());
                 let deadline =
                     tokio::time::Instant::now() + Duration::from_secs(seconds) + WATCH_GRACE;
@@ -202,6 +225,40 @@ impl Reflector {
                 Err(error.into())
             }
         }
+    }
+
+    /// The next change of a server in this process, which ends the watch at its limit.
+    async fn follow(
+        &mut self,
+        mut revision: String,
+        mut changes: local::Changes,
+        mut ready: VecDeque<local::Change>,
+    ) -> Result<Change, Trouble> {
+        // There may be no end of changes, and nothing else here waits: others get their turn.
+        tokio::task::coop::consume_budget().await;
+        if ready.is_empty() {
+            match changes.next().await {
+                Some(more) => ready.extend(more),
+                None => {
+                    self.state = State::Listed { revision };
+                    return Err(Trouble::Ended("end of stream".into()));
+                }
+            }
+        }
+        let metadata_only = self.source.metadata_only;
+        let share = |object| Entry::share(object, metadata_only).map(Arc::new);
+        let change = match ready.pop_front() {
+            Some(local::Change::Applied(object)) => Change::Applied(share(object)?),
+            Some(local::Change::Deleted(object)) => Change::Deleted(share(object)?),
+            Some(local::Change::Reached(at)) => {
+                revision = at.to_string();
+                Change::None
+            }
+            Some(local::Change::Expired(why)) => return Err(Trouble::Ended(why)), // state: Empty
+            None => Change::None,
+        };
+        self.state = State::Following { revision, changes, ready };
+        Ok(change)
     }
 
     async fn next(
@@ -256,6 +313,19 @@ impl Reflector {
             }
         }
     }
+}
+
+/// Asks for objects, in whatever form the server has them for us.
+async fn ask(
+    client: &Client,
+    path: &str,
+    accept: &str,
+) -> client::Result<(Option<Objects>, Response<Body>)> {
+    let mut request = client::request(Method::GET, path, accept, Bytes::new())?;
+    request.extensions_mut().insert(local::Wanted);
+    let mut response = client.send(request).await?;
+    let given = response.extensions_mut().remove::<local::Given>();
+    Ok((given.and_then(|given| given.take()), response))
 }
 
 #[derive(Deserialize)]

@@ -10,10 +10,33 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, RwLock, RwLockReadGuard};
 
 use crate::cache::ObjectKey;
+use crate::resource::Kind;
 
 /// A small typed value that stands for an object of the kind `T`.
 pub trait Projection<T>: Send + Sync + 'static {
     fn of(object: &T) -> Self;
+
+    /// Whether the view has a value for this object at all.
+    fn concerns(_: &T) -> bool {
+        true
+    }
+}
+
+/// All of an object: for kinds whose objects are few or small, where a reader needs most of their fields.
+pub struct Whole<T>(pub Arc<T>);
+
+impl<T: Kind> Projection<T> for Whole<T> {
+    fn of(object: &T) -> Self {
+        Self(Arc::new(object.clone()))
+    }
+}
+
+impl<T> View<Whole<T>> {
+    /// The objects of a namespace, or all for `None`, in the order of keys.
+    pub fn objects(&self, namespace: Option<&str>) -> Vec<Arc<T>> {
+        let found = namespace.map_or_else(|| self.all(), |namespace| self.in_namespace(namespace));
+        found.into_iter().map(|(_, whole)| whole.0.clone()).collect()
+    }
 }
 
 /// Cheap to clone; clones are the same view. See [`Informer::view`](crate::Informer::view).

@@ -1,11 +1,15 @@
 //! ClusterRoles that are made of others: `aggregationRule` selects them by labels.
 //!
 //! In: ClusterRoles. Out: `rules`. Upstream: `pkg/controller/clusterroleaggregation`.
+//!
+//! Cost: ClusterRoles are kept whole, as any may be a part of any other. A new rule or label of one goes
+//! through all; nothing but the changed one is decoded.
 
 use std::sync::Arc;
 
 use client::{
-    Api, ErrorExt, Lister, ObjectKey, Outcome, PostParams, Result, WorkQueue, spawn_workers,
+    Api, ErrorExt, Lister, ObjectKey, Outcome, PostParams, Result, View, Whole, WorkQueue,
+    spawn_workers,
 };
 use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule};
 use machinery::selector::Selector;
@@ -24,7 +28,8 @@ const WORKERS: usize = 5;
 fn start(context: Context) {
     let roles = context.informers.of::<ClusterRole>();
     let queue: WorkQueue<ObjectKey> = WorkQueue::new("ClusterRoleAggregator");
-    let (adds, lister) = (queue.clone(), roles.lister());
+    let view: View<Whole<ClusterRole>> = roles.view();
+    let (adds, all) = (queue.clone(), view.clone());
     // Any role may be a part of any other.
     roles.subscribe(move |event| {
         let same = event.old().is_some_and(|old| {
@@ -35,7 +40,7 @@ fn start(context: Context) {
         if same && !event.is_deleted() {
             return;
         }
-        for role in lister.list(None, &Selector::everything()) {
+        for role in all.objects(None) {
             if role.aggregation_rule.is_some() {
                 adds.add(ObjectKey::of(&role.metadata));
             }
@@ -45,7 +50,7 @@ fn start(context: Context) {
     tasks.clone().spawn("clusterrole-aggregation", async move {
         roles.synced().await;
         spawn_workers(&tasks, &queue, WORKERS, move |key: ObjectKey| {
-            let write = plan(&lister, &key);
+            let write = plan(&lister, &view, &key);
             let api: Api<ClusterRole> = context.client.api(None);
             async move { carry_out(&api, write).await }
         });
@@ -63,10 +68,14 @@ async fn carry_out(api: &Api<ClusterRole>, write: Option<ClusterRole>) -> Result
     }
 }
 
-fn plan(lister: &Lister<ClusterRole>, key: &ObjectKey) -> Option<ClusterRole> {
+fn plan(
+    lister: &Lister<ClusterRole>,
+    all: &View<Whole<ClusterRole>>,
+    key: &ObjectKey,
+) -> Option<ClusterRole> {
     let role = lister.get_key(key)?;
     role.aggregation_rule.as_ref()?;
-    let rules = aggregate(&role, &lister.list(None, &Selector::everything()));
+    let rules = aggregate(&role, &all.objects(None));
     if role.rules.clone().unwrap_or_default() == rules {
         return None;
     }

@@ -3,6 +3,8 @@
 //! In: CronJobs and their Jobs. Out: Jobs made and removed, `status`.
 //! Upstream: `pkg/controller/cronjob`. The schedule's dialect is in `machinery::cron`.
 //!
+//! Cost: a change decodes the CronJob and its own Jobs.
+//!
 //! Invariant: a Job's name holds its scheduled minute, so that no time makes two Jobs.
 
 use std::collections::BTreeSet;
@@ -17,7 +19,6 @@ use jiff::Timestamp;
 use k8s_openapi::Resource;
 use k8s_openapi::api::batch::v1::{CronJob, Job};
 use machinery::cron::{Schedule, time_zone};
-use machinery::selector::Selector;
 use machinery::{ObjectMeta, Time};
 
 use crate::context::{Context, Descriptor};
@@ -91,7 +92,7 @@ impl Controller {
         let uid = known.metadata.uid.as_deref().unwrap_or_default();
         let jobs: Vec<Arc<Job>> = self
             .jobs
-            .list(Some(&key.namespace), &Selector::everything())
+            .by_owner(uid)
             .into_iter()
             .filter(|job| owner::controller(&job.metadata).is_some_and(|owner| owner.uid == uid))
             .collect();

@@ -3,14 +3,17 @@
 //! In: budgets, pods, the scales of their controllers. Out: budgets' `status`; a `DisruptionTarget`
 //! condition that nothing came of is set to False after two minutes.
 //! Upstream: `pkg/controller/disruption`. The eviction subresource takes from what is counted here.
+//!
+//! Cost: a change of a pod goes through the pods of the budgets that select it, by small facts, and decodes
+//! the budgets and the controllers of these pods.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use client::{
-    Api, ErrorExt, EventType, Gvr, Lister, ObjectKey, Outcome, Patch, PatchParams, PostParams,
-    RawEvent, Result, Selectors, WorkQueue, spawn_workers,
+    Api, Entry, ErrorExt, EventType, Gvr, Lister, Members, ObjectKey, Outcome, Patch, PatchParams,
+    PostParams, RawEvent, Result, View, WorkQueue, spawn_workers,
 };
 use jiff::Timestamp;
 use k8s_openapi::Resource;
@@ -26,7 +29,7 @@ use serde_json::json;
 use crate::context::{Context, Descriptor};
 use crate::deployment::scaled;
 use crate::owner;
-use crate::pod;
+use crate::pod::{self, Facts};
 use crate::service;
 
 pub const DESCRIPTOR: Descriptor = Descriptor {
@@ -39,13 +42,14 @@ pub const DESCRIPTOR: Descriptor = Descriptor {
 /// An eviction that no deletion followed is over after this.
 const DELETION_TIMEOUT: Duration = Duration::from_secs(120);
 const ALLOWED: &str = "DisruptionAllowed";
-const TARGET: &str = "DisruptionTarget";
 
 struct Controller {
     context: Context,
     budgets: Lister<PodDisruptionBudget>,
-    selectors: Selectors,
+    /// The pods that budgets select.
+    members: Members<Pod>,
     pods: Lister<Pod>,
+    facts: View<Facts>,
     deployments: Lister<Deployment>,
     replica_sets: Lister<ReplicaSet>,
     stateful_sets: Lister<StatefulSet>,
@@ -65,11 +69,12 @@ fn start(context: Context) {
     let controller = Arc::new(Controller {
         budgets: budgets.lister(),
         pods: pods.lister(),
+        facts: pods.view(),
         deployments: deployments.lister(),
         replica_sets: replica_sets.lister(),
         stateful_sets: stateful_sets.lister(),
         controllers: controllers.lister(),
-        selectors: Selectors::of(&budgets, selector),
+        members: Members::of(&budgets, selector, &pods),
         queue: WorkQueue::new("disruption"),
         stale: WorkQueue::new("stale_pod_disruption"),
         context,
@@ -107,8 +112,9 @@ fn selector(budget: &PodDisruptionBudget) -> Selector {
 impl Controller {
     fn pod_event(&self, event: &RawEvent) {
         let header = &event.entry().header;
-        service::wake_selecting(&self.selectors, &self.queue, event);
-        if matches!(event, RawEvent::Applied { .. }) && contains(&event.entry().json(), TARGET) {
+        service::wake_selecting(self.members.selectors(), &self.queue, event);
+        let is_there = matches!(event, RawEvent::Applied { .. });
+        if is_there && self.facts.get(&header.key).is_some_and(|facts| facts.disrupted) {
             self.stale.add(header.key.clone());
         }
     }
@@ -118,18 +124,15 @@ impl Controller {
             return Ok(Outcome::Done);
         };
         let selector = selector(&budget);
-        let pods: Vec<_> = self
-            .pods
-            .entries(Some(&key.namespace), &selector)
-            .iter()
-            .filter_map(|entry| self.pods.get_key(&entry.header.key))
-            .collect();
+        let entries = self.members.get(key);
+        let facts = entries.iter().filter_map(|entry| self.facts.get(&entry.header.key));
+        let pods: Vec<Arc<Facts>> = facts.collect();
         let events = &self.context.events;
         if pods.is_empty() {
             events.event(&*budget, EventType::Normal, "NoPods", "No matching pods found");
         }
         let now = base::clock::now();
-        let scale = if needs_scale(&budget) { self.scale(key, &pods).await } else { Ok(None) };
+        let scale = if needs_scale(&budget) { self.scale(key, &entries).await } else { Ok(None) };
         let (status, recheck) = match scale {
             Ok(scale) => {
                 if scale.as_ref().is_some_and(|scale| scale.unmanaged) {
@@ -163,13 +166,13 @@ impl Controller {
     async fn scale(
         &self,
         key: &ObjectKey,
-        pods: &[Arc<Pod>],
+        pods: &[Arc<Entry>],
     ) -> std::result::Result<Option<Total>, String> {
         let mut by_uid: BTreeMap<String, i32> = BTreeMap::new();
         let mut unmanaged = false;
         let mut seen = BTreeSet::new();
         for one in pods {
-            let Some(owner) = owner::controller(&one.metadata) else {
+            let Some(owner) = one.header.controller() else {
                 unmanaged = true;
                 continue;
             };
@@ -181,7 +184,7 @@ impl Controller {
                     by_uid.insert(uid, replicas);
                 }
                 None => {
-                    let name = one.metadata.name.as_deref().unwrap_or_default();
+                    let name = &one.header.key.name;
                     return Err(format!("found no controllers for pod {name:?}"));
                 }
             }
@@ -282,7 +285,7 @@ impl Controller {
             return Ok(Outcome::After(left));
         }
         let patch = json!({"metadata": {"uid": one.metadata.uid}, "status": {"conditions": [{
-            "type": TARGET, "status": "False", "reason": null, "message": null,
+            "type": pod::DISRUPTION, "status": "False", "reason": null, "message": null,
             "observedGeneration": one.metadata.generation,
             "lastTransitionTime": Time(base::clock::now_seconds()),
         }]}});
@@ -295,16 +298,12 @@ impl Controller {
     }
 }
 
-fn contains(bytes: &[u8], text: &str) -> bool {
-    bytes.windows(text.len()).any(|window| window == text.as_bytes())
-}
-
 /// How long a `DisruptionTarget` condition without a deletion may stay. Pure.
 fn stale_target(one: &Pod, now: Timestamp) -> Option<Duration> {
     if pod::is_deleting(one) || pod::is_finished(one) {
         return None;
     }
-    let condition = pod::condition(one, TARGET).filter(|found| found.status == "True")?;
+    let condition = pod::condition(one, pod::DISRUPTION).filter(|found| found.status == "True")?;
     if condition.reason.as_deref() == Some("TerminationByKubelet") {
         return None;
     }
@@ -327,7 +326,7 @@ fn needs_scale(budget: &PodDisruptionBudget) -> bool {
 /// The status that these pods make, and when to look again. Pure.
 fn plan(
     budget: &PodDisruptionBudget,
-    pods: &[Arc<Pod>],
+    pods: &[Arc<Facts>],
     scale: Option<i32>,
     now: Timestamp,
 ) -> (PodDisruptionBudgetStatus, Option<Duration>) {
@@ -342,8 +341,8 @@ fn plan(
     let mut disrupted = BTreeMap::new();
     let mut recheck: Option<Duration> = None;
     let mut healthy = 0;
-    for one in pods.iter().filter(|one| !pod::is_deleting(one)) {
-        let name = one.metadata.name.as_deref().unwrap_or_default();
+    for one in pods.iter().filter(|one| !one.deleting) {
+        let name = &*one.key.name;
         let since = old.disrupted_pods.as_ref().and_then(|all| all.get(name));
         let left = since.map(|since| {
             let passed = Duration::try_from(now.duration_since(since.0)).unwrap_or_default();
@@ -354,7 +353,7 @@ fn plan(
                 disrupted.insert(name.to_owned(), since.clone());
                 recheck = Some(recheck.map_or(left, |known| known.min(left)));
             }
-            _ => healthy += i32::from(pod::is_ready(one)),
+            _ => healthy += i32::from(one.is_ready()),
         }
     }
     let allowed = if expected <= 0 { 0 } else { (healthy - desired).max(0) };
@@ -412,18 +411,18 @@ fn with_condition(
 
 #[cfg(test)]
 mod tests {
+    use client::Projection;
     use k8s_openapi::serde_json::{Value, from_value};
 
     use super::*;
 
-    fn pods(count: usize, ready: usize) -> Vec<Arc<Pod>> {
+    fn pods(count: usize, ready: usize) -> Vec<Arc<Facts>> {
         let one = |at: usize| {
             let status = if at < ready { "True" } else { "False" };
-            Arc::new(
-                from_value(json!({"metadata": {"name": format!("p{at}")}, "status": {
-                    "phase": "Running", "conditions": [{"type": "Ready", "status": status}]}}))
-                .unwrap(),
-            )
+            let pod: Pod = from_value(json!({"metadata": {"name": format!("p{at}")}, "status": {
+                "phase": "Running", "conditions": [{"type": "Ready", "status": status}]}}))
+            .unwrap();
+            Arc::new(Facts::of(&pod))
         };
         (0..count).map(one).collect()
     }

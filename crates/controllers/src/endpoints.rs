@@ -2,12 +2,15 @@
 //!
 //! In: services and pods. Out: Endpoints objects.
 //! Upstream: `pkg/controller/endpoint`.
+//!
+//! Cost: a change of a pod goes through the pods of the Services that select it, by small facts, and decodes
+//! these Services and their Endpoints.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use client::{
-    Api, DeleteParams, ErrorExt, Lister, ObjectKey, Outcome, PostParams, Result, Selectors,
+    Api, DeleteParams, ErrorExt, Lister, Members, ObjectKey, Outcome, PostParams, Result, View,
     WorkQueue, spawn_workers,
 };
 use k8s_openapi::api::core::v1::{
@@ -17,7 +20,7 @@ use machinery::ObjectMeta;
 
 use crate::context::{Context, Descriptor};
 use crate::endpointslice::{HEADLESS, target};
-use crate::{pod, service};
+use crate::service::{self, Reach};
 
 pub const DESCRIPTOR: Descriptor = Descriptor {
     name: "endpoints-controller",
@@ -35,8 +38,9 @@ const MANAGER: &str = "endpoint-controller";
 struct Controller {
     context: Context,
     services: Lister<Service>,
-    selectors: Selectors,
-    pods: Lister<Pod>,
+    /// The pods that Services select.
+    members: Members<Pod>,
+    reach: View<Reach>,
     endpoints: Lister<Endpoints>,
     queue: WorkQueue<ObjectKey>,
 }
@@ -46,9 +50,9 @@ fn start(context: Context) {
     let endpoints = context.informers.of::<Endpoints>();
     let controller = Arc::new(Controller {
         services: services.lister(),
-        pods: pods.lister(),
+        reach: pods.view(),
         endpoints: endpoints.lister(),
-        selectors: Selectors::of(&services, service::selector),
+        members: Members::of(&services, service::selector, &pods),
         queue: WorkQueue::new("endpoint"),
         context,
     });
@@ -58,7 +62,7 @@ fn start(context: Context) {
     endpoints.subscribe_raw(move |event| this.queue.add(event.entry().header.key.clone()));
     let this = controller.clone();
     pods.subscribe_raw(move |event| {
-        service::wake_selecting(&this.selectors, &this.queue, event);
+        service::wake_selecting(this.members.selectors(), &this.queue, event);
     });
     let tasks = controller.context.tasks.clone();
     tasks.clone().spawn("endpoints", async move {
@@ -90,7 +94,9 @@ impl Controller {
         if !service::is_selecting(&service) {
             return Ok(Outcome::Done);
         }
-        let pods = self.pods.list(Some(&key.namespace), &service::selector(&service));
+        let members = self.members.get(key);
+        let pods: Vec<Arc<Reach>> =
+            members.iter().filter_map(|pod| self.reach.get(&pod.header.key)).collect();
         let Some(wanted) = plan(&service, &pods, current.as_deref()) else {
             return Ok(Outcome::Done);
         };
@@ -112,7 +118,7 @@ fn is_ours(endpoints: &Endpoints) -> bool {
 }
 
 /// The object to write; `None` if what is there is right. Pure.
-fn plan(service: &Service, pods: &[Arc<Pod>], current: Option<&Endpoints>) -> Option<Endpoints> {
+fn plan(service: &Service, pods: &[Arc<Reach>], current: Option<&Endpoints>) -> Option<Endpoints> {
     let mut subsets = subsets(service, pods);
     let truncated = truncate(&mut subsets);
     let mut labels = service.metadata.labels.clone().unwrap_or_default();
@@ -147,7 +153,7 @@ fn plan(service: &Service, pods: &[Arc<Pod>], current: Option<&Endpoints>) -> Op
 }
 
 /// Addresses with the same ports share a subset, in a fixed order.
-fn subsets(service: &Service, pods: &[Arc<Pod>]) -> Vec<EndpointSubset> {
+fn subsets(service: &Service, pods: &[Arc<Reach>]) -> Vec<EndpointSubset> {
     type Ports = Vec<(Option<String>, i32, String, Option<String>)>;
     let mut groups: BTreeMap<Ports, EndpointSubset> = BTreeMap::new();
     let publish = service::publishes_not_ready(service);
@@ -155,11 +161,8 @@ fn subsets(service: &Service, pods: &[Arc<Pod>]) -> Vec<EndpointSubset> {
     let v6 = family.as_deref() == Some("IPv6");
     let specs: Vec<_> = service.spec.iter().flat_map(|spec| spec.ports.iter().flatten()).collect();
     for pod in pods {
-        let ip = service::pod_ips(pod).into_iter().find(|ip| ip.contains(':') == v6);
-        let Some(ip) = ip.filter(|_| !pod::is_finished(pod) && (publish || !pod::is_deleting(pod)))
-        else {
-            continue;
-        };
+        let ip = pod.ips.iter().find(|ip| ip.contains(':') == v6);
+        let Some(ip) = ip.filter(|_| publish || !pod.deleting) else { continue };
         let ports = specs.iter().filter_map(|port| {
             let number = service::target_port(pod, port)?;
             let protocol = port.protocol.clone().unwrap_or_else(|| "TCP".into());
@@ -176,13 +179,13 @@ fn subsets(service: &Service, pods: &[Arc<Pod>]) -> Vec<EndpointSubset> {
             continue; // no port of the service is served here
         }
         let address = EndpointAddress {
-            ip,
+            ip: ip.to_string(),
             hostname: service::hostname(pod, service),
-            node_name: Some(pod::node_name(pod).to_owned()).filter(|name| !name.is_empty()),
+            node_name: Some(pod.node.to_string()).filter(|name| !name.is_empty()),
             target_ref: Some(target(pod)),
         };
         let subset = groups.entry(ports).or_default();
-        let ready = publish || pod::is_ready(pod);
+        let ready = publish || pod.ready;
         let list = if ready { &mut subset.addresses } else { &mut subset.not_ready_addresses };
         list.get_or_insert_default().push(address);
     }

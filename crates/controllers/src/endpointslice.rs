@@ -4,6 +4,9 @@
 //! Upstream: `pkg/controller/endpointslice` and `k8s.io/endpointslice`. Slices are changed as little
 //! as possible, because every node watches them.
 //!
+//! Cost: a change of a pod goes through the pods of the Services that select it, by small facts, and decodes
+//! these Services and their slices. A node that comes or goes wakes the Services of its pods.
+//!
 //! Invariant: no pass is made on a cache that does not yet show the last pass's writes; it would
 //! create slices twice.
 
@@ -12,16 +15,16 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use client::{
-    Api, DeleteParams, ErrorExt, EventType, Informer, Lister, ObjectKey, Outcome, PostParams,
-    RawEvent, Result, Selectors, WorkQueue, spawn_workers,
+    Api, DeleteParams, ErrorExt, EventType, Informer, Lister, Members, ObjectKey, Outcome,
+    PostParams, Projection, RawEvent, Result, View, WorkQueue, spawn_workers,
 };
 use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod, Service};
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort, EndpointSlice};
 use machinery::ObjectMeta;
-use machinery::selector::{Requirement, Selector, Test};
 use tokio::time::Instant;
 
 use crate::context::{Context, Descriptor};
+use crate::service::Reach;
 use crate::{owner, pod, service};
 
 pub const DESCRIPTOR: Descriptor = Descriptor {
@@ -39,17 +42,30 @@ const SERVICE_NAME: &str = "kubernetes.io/service-name";
 const MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
 const MANAGER: &str = "endpointslice-controller.k8s.io";
 pub const HEADLESS: &str = "service.kubernetes.io/headless";
+/// Slices of ours by their Service.
+const BY_SERVICE: &str = "service";
 const ZONE: &str = "topology.kubernetes.io/zone";
 
 /// Per service: slices' names with the generation written, and when.
 type Unseen = HashMap<ObjectKey, BTreeMap<String, (i64, Instant)>>;
 
+/// The zone that a node is in, if it says so.
+struct Zone(Option<String>);
+
+impl Projection<Node> for Zone {
+    fn of(node: &Node) -> Self {
+        Self(node.metadata.labels.as_ref().and_then(|labels| labels.get(ZONE)).cloned())
+    }
+}
+
 struct Controller {
     context: Context,
     services: Lister<Service>,
-    selectors: Selectors,
+    /// The pods that Services select.
+    members: Members<Pod>,
     pods: Lister<Pod>,
-    nodes: Lister<Node>,
+    reach: View<Reach>,
+    zones: View<Zone>,
     slices: Lister<EndpointSlice>,
     queue: WorkQueue<ObjectKey>,
     /// Guards what was written and not yet seen.
@@ -61,12 +77,19 @@ fn start(context: Context) {
     let (pods, nodes) = (context.informers.of::<Pod>(), context.informers.of::<Node>());
     let slices: Informer<EndpointSlice> = context.informers.of();
     pods.index("node", |pod| vec![pod::node_name(pod).to_owned()]);
+    slices.index_headers(BY_SERVICE, |header| {
+        let ours = header.labels.get(MANAGED_BY).is_some_and(|manager| manager == MANAGER);
+        let service = header.labels.get(SERVICE_NAME).filter(|_| ours);
+        let key = service.map(|service| ObjectKey::new(&header.key.namespace, service).to_string());
+        key.into_iter().collect()
+    });
     let controller = Arc::new(Controller {
         services: services.lister(),
         pods: pods.lister(),
-        nodes: nodes.lister(),
+        reach: pods.view(),
+        zones: nodes.view(),
         slices: slices.lister(),
-        selectors: Selectors::of(&services, service::selector),
+        members: Members::of(&services, service::selector, &pods),
         queue: WorkQueue::new("endpoint_slice"),
         unseen: Mutex::default(),
         context,
@@ -77,7 +100,7 @@ fn start(context: Context) {
     slices.subscribe_raw(move |event| this.slice_event(event));
     let this = controller.clone();
     pods.subscribe_raw(move |event| {
-        service::wake_selecting(&this.selectors, &this.queue, event);
+        service::wake_selecting(this.members.selectors(), &this.queue, event);
     });
     let this = controller.clone();
     nodes.subscribe_raw(move |event| this.node_event(event));
@@ -289,24 +312,23 @@ fn families(service: &Service) -> Vec<String> {
 /// The endpoints of a service's pods, by group. Pure but for the zone of a node.
 fn endpoints_of(
     service: &Service,
-    pods: &[Arc<Pod>],
+    pods: &[Arc<Reach>],
     zone_of: impl Fn(&str) -> Option<String>,
 ) -> BTreeMap<Group, Vec<Endpoint>> {
     let mut groups: BTreeMap<Group, Vec<Endpoint>> = BTreeMap::new();
     for family in families(service) {
-        for pod in pods.iter().filter(|pod| !pod::is_finished(pod)) {
-            let ips = service::pod_ips(pod);
-            let Some(ip) = ips.into_iter().find(|ip| ip.contains(':') == (family == "IPv6")) else {
-                continue;
-            };
+        for pod in pods {
+            let in_family = |ip: &&Box<str>| ip.contains(':') == (family == "IPv6");
+            let Some(ip) = pod.ips.iter().find(in_family) else { continue };
             let group = (family.clone(), ports_of(service, pod));
-            groups.entry(group).or_default().push(endpoint(service, pod, ip, &zone_of));
+            let endpoint = endpoint(service, pod, ip.to_string(), &zone_of);
+            groups.entry(group).or_default().push(endpoint);
         }
     }
     groups
 }
 
-fn ports_of(service: &Service, pod: &Pod) -> Ports {
+fn ports_of(service: &Service, pod: &Reach) -> Ports {
     let ports = service.spec.iter().flat_map(|spec| spec.ports.iter().flatten());
     let mut ports: Vec<_> = ports
         .filter_map(|port| {
@@ -322,13 +344,13 @@ fn ports_of(service: &Service, pod: &Pod) -> Ports {
 
 fn endpoint(
     service: &Service,
-    pod: &Pod,
+    pod: &Reach,
     ip: String,
     zone_of: impl Fn(&str) -> Option<String>,
 ) -> Endpoint {
-    let (serving, terminating) = (pod::is_ready(pod), pod::is_deleting(pod));
+    let (serving, terminating) = (pod.ready, pod.deleting);
     let ready = service::publishes_not_ready(service) || (serving && !terminating);
-    let node = Some(pod::node_name(pod).to_owned()).filter(|name| !name.is_empty());
+    let node = Some(pod.node.to_string()).filter(|name| !name.is_empty());
     Endpoint {
         addresses: vec![ip],
         conditions: Some(EndpointConditions {
@@ -345,12 +367,12 @@ fn endpoint(
 }
 
 /// A reference to a pod, as endpoints have it.
-pub fn target(pod: &Pod) -> ObjectReference {
+pub fn target(pod: &Reach) -> ObjectReference {
     ObjectReference {
         kind: Some("Pod".into()),
-        namespace: pod.metadata.namespace.clone(),
-        name: pod.metadata.name.clone(),
-        uid: pod.metadata.uid.clone(),
+        namespace: Some(pod.key.namespace.to_string()),
+        name: Some(pod.key.name.to_string()),
+        uid: Some(pod.uid.to_string()),
         ..Default::default()
     }
 }
@@ -389,7 +411,7 @@ impl Controller {
         }
         for pod in self.pods.entries_by_index("node", &event.entry().header.key.name) {
             let header = &pod.header;
-            for key in self.selectors.matching(&header.key.namespace, &[&header.labels]) {
+            for key in self.members.selectors().matching(&header.key.namespace, &[&header.labels]) {
                 self.queue.add(key);
             }
         }
@@ -408,27 +430,16 @@ impl Controller {
             // The event of our own write wakes the key; the delay is for when it was lost.
             return Ok(Outcome::After(LOST));
         }
-        let namespace = &*key.namespace;
-        let mut pods = self.pods.list(Some(namespace), &service::selector(&service));
+        let members = self.members.get(key);
+        let mut pods: Vec<Arc<Reach>> =
+            members.iter().filter_map(|pod| self.reach.get(&pod.header.key)).collect();
         // A pod of a node that is not there (yet, or any more) cannot be reached.
         if !service::publishes_not_ready(&service) {
-            pods.retain(|pod| {
-                let node = pod::node_name(pod);
-                node.is_empty() || self.nodes.get("", node).is_some()
-            });
+            pods.retain(|pod| pod.node.is_empty() || self.zone(&pod.node).is_some());
         }
-        let zone_of = |node: &str| {
-            let node = self.nodes.get("", node)?;
-            node.metadata.labels.as_ref()?.get(ZONE).cloned()
-        };
+        let zone_of = |node: &str| self.zone(node)?.0.clone();
         let wanted = endpoints_of(&service, &pods, zone_of);
-        let equals = |key: &str, value: &str| Requirement {
-            key: key.into(),
-            test: Test::In(vec![value.into()]),
-        };
-        let mut ours = Selector::everything();
-        ours.requirements = vec![equals(SERVICE_NAME, &key.name), equals(MANAGED_BY, MANAGER)];
-        let mut existing = self.slices.list(Some(namespace), &ours);
+        let mut existing = self.slices.by_index(BY_SERVICE, &key.to_string());
         existing.retain(|slice| slice.metadata.deletion_timestamp.is_none());
         let plan = plan(&service, wanted, &existing);
         match self.carry_out(key, plan).await {
@@ -448,6 +459,11 @@ impl Controller {
             }
             Ok(()) => Ok(Outcome::Done),
         }
+    }
+
+    /// `None` if there is no such node.
+    fn zone(&self, node: &str) -> Option<Arc<Zone>> {
+        self.zones.get(&ObjectKey::new("", node))
     }
 
     fn awaits_events(&self, key: &ObjectKey) -> bool {
@@ -497,7 +513,7 @@ mod tests {
 
     use super::*;
 
-    fn pod(name: &str, ready: bool) -> Arc<Pod> {
+    fn pod(name: &str, ready: bool) -> Arc<Reach> {
         let status = if ready { "True" } else { "False" };
         let value = json!({
             "metadata": {"name": name, "namespace": "default", "uid": name},
@@ -505,7 +521,8 @@ mod tests {
             "status": {"phase": "Running", "podIP": format!("10.0.0.{}", name.len()),
                 "conditions": [{"type": "Ready", "status": status}]},
         });
-        Arc::new(from_value(value).unwrap())
+        let pod: Pod = from_value(value).unwrap();
+        Arc::new(Reach::of(&pod))
     }
 
     fn service() -> Service {

@@ -9,6 +9,11 @@ use client::{ObjectKey, Projection};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
 
+/// The condition of a pod that is to go for the sake of others.
+pub const DISRUPTION: &str = "DisruptionTarget";
+/// The label that tells which template a pod was made of.
+pub const REVISION: &str = "controller-revision-hash";
+
 pub fn phase(pod: &Pod) -> &str {
     pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default()
 }
@@ -98,30 +103,94 @@ pub struct Facts {
     pub active: bool,
     /// Going, but not gone.
     pub terminating: bool,
-    node: Box<str>,
-    phase_rank: u8,
+    /// Has a deletion timestamp.
+    pub deleting: bool,
+    pub phase: Phase,
+    /// Empty until the pod is bound.
+    pub node: Box<str>,
+    /// The node that a pod without one is meant for, if it is meant for one.
+    pub meant_for: Option<Box<str>>,
+    /// Has the condition DisruptionTarget.
+    pub disrupted: bool,
+    /// The template's, of DaemonSets and StatefulSets.
+    pub revision: Option<Box<str>>,
+    pub created: Option<Timestamp>,
     deletion_cost: i32,
     restarts: i32,
-    created: Option<Timestamp>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    Pending,
+    Unknown,
+    Running,
+    Succeeded,
+    Failed,
+}
+
+impl Phase {
+    pub fn of(pod: &Pod) -> Self {
+        match phase(pod) {
+            "Pending" | "" => Self::Pending,
+            "Unknown" => Self::Unknown,
+            "Succeeded" => Self::Succeeded,
+            "Failed" => Self::Failed,
+            _ => Self::Running,
+        }
+    }
+
+    /// The lower goes first.
+    fn rank(self) -> u8 {
+        match self {
+            Self::Pending => 0,
+            Self::Unknown => 1,
+            Self::Running | Self::Succeeded | Self::Failed => 2,
+        }
+    }
+}
+
+/// The node that a pod's required affinity names.
+fn meant_for(pod: &Pod) -> Option<Box<str>> {
+    let affinity = pod.spec.as_ref()?.affinity.as_ref()?.node_affinity.as_ref()?;
+    let required = affinity.required_during_scheduling_ignored_during_execution.as_ref()?;
+    let mut fields =
+        required.node_selector_terms.iter().flat_map(|term| term.match_fields.iter().flatten());
+    let pinned = fields.find(|one| one.key == "metadata.name" && one.operator == "In")?;
+    pinned.values.as_ref()?.first().map(|name| name.as_str().into())
 }
 
 impl Projection<Pod> for Facts {
     fn of(pod: &Pod) -> Self {
+        let labels = pod.metadata.labels.as_ref();
         Self {
             key: ObjectKey::of(&pod.metadata),
             uid: pod.metadata.uid.as_deref().unwrap_or_default().into(),
             ready: Ready::of(pod),
             active: is_active(pod),
             terminating: is_terminating(pod),
+            deleting: is_deleting(pod),
+            disrupted: condition(pod, DISRUPTION).is_some(),
+            phase: Phase::of(pod),
             node: node_name(pod).into(),
-            phase_rank: match phase(pod) {
-                "Pending" | "" => 0,
-                "Unknown" => 1,
-                _ => 2,
-            },
+            meant_for: meant_for(pod).filter(|_| node_name(pod).is_empty()),
+            revision: labels.and_then(|all| all.get(REVISION)).map(|hash| hash.as_str().into()),
             deletion_cost: deletion_cost(pod),
             restarts: restarts(pod),
             created: pod.metadata.creation_timestamp.as_ref().map(|time| time.0),
+        }
+    }
+}
+
+impl Facts {
+    pub fn is_ready(&self) -> bool {
+        self.ready != Ready::No
+    }
+
+    /// The node that the pod is on, or is meant for.
+    pub fn place(&self) -> Option<&str> {
+        match &*self.node {
+            "" => self.meant_for.as_deref(),
+            node => Some(node),
         }
     }
 }
@@ -175,10 +244,10 @@ fn dispensability(
     now: Timestamp,
 ) -> std::cmp::Ordering {
     let is_assigned = |pod: &Facts| !pod.node.is_empty();
-    let is_ready = |pod: &Facts| pod.ready != Ready::No;
+    let is_ready = |pod: &Facts| pod.is_ready();
     is_assigned(a)
         .cmp(&is_assigned(b))
-        .then(a.phase_rank.cmp(&b.phase_rank))
+        .then(a.phase.rank().cmp(&b.phase.rank()))
         .then(is_ready(a).cmp(&is_ready(b)))
         .then(a.deletion_cost.cmp(&b.deletion_cost))
         .then(rank_b.cmp(&rank_a))

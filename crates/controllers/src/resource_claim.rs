@@ -3,6 +3,8 @@
 //! In: pods that name claims, templates, claims. Out: claims that pods own, `status` of pods (which
 //! claim is theirs) and of claims (who still has them), deletions of claims whose pod is done.
 //! Upstream: `pkg/controller/resourceclaim`.
+//!
+//! Cost: a change decodes the pod and the claims that it names. A template finds its pods by an index.
 
 use std::sync::Arc;
 
@@ -14,7 +16,6 @@ use k8s_openapi::api::core::v1::{Pod, PodResourceClaim};
 use k8s_openapi::api::resource::v1::{
     ResourceClaim, ResourceClaimConsumerReference, ResourceClaimTemplate,
 };
-use machinery::selector::Selector;
 use machinery::{ObjectMeta, OwnerReference};
 use serde_json::json;
 
@@ -29,6 +30,8 @@ pub const DESCRIPTOR: Descriptor = Descriptor {
     start,
 };
 
+/// Pods by the templates that they name.
+const BY_TEMPLATE: &str = "claim template";
 /// Which of its pod's claims a claim is.
 const CLAIM_NAME: &str = "resource.kubernetes.io/pod-claim-name";
 /// Held while something is allocated.
@@ -51,6 +54,11 @@ fn start(context: Context) {
     let pods = context.informers.of::<Pod>();
     let claims = context.informers.of::<ResourceClaim>();
     let templates = context.informers.of::<ResourceClaimTemplate>();
+    pods.index(BY_TEMPLATE, |one| {
+        let namespace = one.metadata.namespace.as_deref().unwrap_or_default();
+        let names = claims_of(one).filter_map(|entry| entry.resource_claim_template_name.as_ref());
+        names.map(|name| ObjectKey::new(namespace, name).to_string()).collect()
+    });
     let controller = Controller {
         pods: pods.lister(),
         claims: claims.lister(),
@@ -166,11 +174,9 @@ impl Controller {
     }
 
     fn wake_pods(&self, template: &ResourceClaimTemplate) {
-        let namespace = template.metadata.namespace.as_deref();
-        for one in self.pods.list(namespace, &Selector::everything()) {
-            if claims_of(&one).any(|e| e.resource_claim_template_name == template.metadata.name) {
-                self.pod_queue.add(ObjectKey::of(&one.metadata));
-            }
+        let template = ObjectKey::of(&template.metadata).to_string();
+        for one in self.pods.entries_by_index(BY_TEMPLATE, &template) {
+            self.pod_queue.add(one.header.key.clone());
         }
     }
 

@@ -2,13 +2,15 @@
 //!
 //! In: ServiceCIDRs, IPAddresses. Out: a finalizer, the condition `Ready`.
 //! Upstream: `pkg/controller/servicecidrs`.
+//!
+//! Cost: the ranges, which are few, are kept whole. Only a range that goes looks at the names of addresses.
 
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use client::{
-    Api, ErrorExt, Lister, Outcome, Patch, PatchParams, PostParams, Result, WorkQueue,
+    Api, ErrorExt, Lister, Outcome, Patch, PatchParams, PostParams, Result, View, Whole, WorkQueue,
     spawn_workers,
 };
 use ipnet::IpNet;
@@ -34,6 +36,7 @@ const GRACE: Duration = Duration::from_secs(10);
 struct Controller {
     context: Context,
     ranges: Lister<ServiceCIDR>,
+    all: View<Whole<ServiceCIDR>>,
     addresses: Lister<IPAddress>,
 }
 
@@ -61,8 +64,12 @@ fn start(context: Context) {
             }
         }
     });
-    let controller =
-        Arc::new(Controller { ranges: ranges.lister(), addresses: addresses.lister(), context });
+    let controller = Arc::new(Controller {
+        ranges: ranges.lister(),
+        all: ranges.view(),
+        addresses: addresses.lister(),
+        context,
+    });
     let tasks = controller.context.tasks.clone();
     tasks.clone().spawn("service-cidr", async move {
         ranges.synced().await;
@@ -87,10 +94,13 @@ impl Controller {
         let Some(range) = self.ranges.get("", name) else {
             return Ok(Outcome::Done);
         };
-        let all = self.ranges.list(None, &Selector::everything());
-        let used = self.addresses.entries(None, &Selector::everything());
+        let used = match range.metadata.deletion_timestamp {
+            Some(_) => self.addresses.entries(None, &Selector::everything()),
+            None => vec![],
+        };
         let used: Vec<IpAddr> =
             used.iter().filter_map(|entry| entry.header.key.name.parse().ok()).collect();
+        let all = self.all.objects(None);
         let api: Api<ServiceCIDR> = self.context.client.api(None);
         let now = base::clock::now();
         for step in plan(&range, &all, &used, now) {

@@ -90,9 +90,25 @@ pub async fn run(
 ) {
     let tasks = Tasks::new("kube-controller-manager");
     let _bound = tasks.bound();
+    start(client_for, selection, options, &tasks);
+    let group = tasks.stop_signal();
+    tokio::select! {
+        () = stop.wait() => {}
+        () = group.wait() => tracing::error!("controllers stopped: a task panicked"),
+    }
+    tasks.shutdown(ENDING).await;
+}
+
+/// Starts them as tasks of `tasks`; the informers that they share.
+fn start(
+    client_for: impl Fn(&str) -> Client,
+    selection: &[String],
+    options: Options,
+    tasks: &Tasks,
+) -> Informers {
     let client = client_for("kube-controller-manager");
     let informers = Informers::new(client.clone(), tasks.clone());
-    let events = EventRecorder::new(client, &tasks, "kube-controller-manager", None);
+    let events = EventRecorder::new(client, tasks, "kube-controller-manager", None);
     let options = Arc::new(options);
     let mut started = BTreeSet::new();
     for row in CONTROLLERS.iter().filter(|row| is_enabled(selection, row.name)) {
@@ -106,13 +122,11 @@ pub async fn run(
         });
     }
     tracing::info!(controllers = started.len(), "controllers started");
-    let group = tasks.stop_signal();
-    tokio::select! {
-        () = stop.wait() => {}
-        () = group.wait() => tracing::error!("controllers stopped: a task panicked"),
-    }
-    tasks.shutdown(ENDING).await;
+    informers
 }
+
+#[cfg(test)]
+mod cost;
 
 #[cfg(test)]
 mod tests {

@@ -1,4 +1,4 @@
-//! What callers can act on. The names are gRPC's codes, as far as runtimes use them.
+//! Errors that callers can act on. The names are gRPC's codes, as far as runtimes use them.
 
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -9,13 +9,13 @@ pub enum Error {
     NotFound(String),
     #[error("{0}")]
     AlreadyExists(String),
-    /// Asking again does not help.
+    /// A retry does not help.
     #[error("{0}")]
     InvalidArgument(String),
-    /// The thing is there, but not in the state the call needs (exec in a stopped container).
+    /// The object exists, but is not in the required state (exec in a stopped container).
     #[error("{0}")]
     FailedPrecondition(String),
-    /// The runtime or a registry cannot be reached; asking again may help.
+    /// The runtime or a registry is unreachable; a retry may help.
     #[error("{0}")]
     Unavailable(String),
     /// A registry or the kernel refused.

@@ -1,13 +1,13 @@
-//! The runtime contract: what the kubelet asks of whatever runs containers, shaped like CRI v1.
+//! The runtime contract: the kubelet's calls to a container runtime, shaped like CRI v1.
 //!
 //! [`messages`] are CRI's messages with upstream's field numbers, so that a gRPC backend can send
-//! the very structs that the embedded backend takes. [`RuntimeService`] and [`ImageService`] are
-//! the calls. They differ from the wire in two places, both in favour of a backend in the same
-//! process: exec, attach and port-forward hand out byte streams ([`streams`]) where CRI hands out
-//! URLs, and answers that wrap a single value are that value.
+//! the same structs that the embedded backend takes. [`RuntimeService`] and [`ImageService`] are
+//! the calls. They differ from the wire in two places, in favour of a backend in the same process:
+//! exec, attach and port-forward return byte streams ([`streams`]) instead of URLs, and answers
+//! that wrap a single value are that value.
 //!
-//! Invariant: nothing here knows a backend, and no call holds state for the caller: whoever
-//! restarts asks again.
+//! Invariant: this crate knows no backend, and no call holds state for its caller: after a restart
+//! the caller simply asks again.
 //!
 //! Upstream: `k8s.io/cri-api` v1 of Kubernetes v1.36.
 

@@ -1,4 +1,4 @@
-//! The calls. Object-safe: backends are chosen at run time.
+//! The calls of a runtime. The traits are object-safe: backends are chosen at run time.
 
 use std::time::Duration;
 
@@ -12,16 +12,16 @@ use crate::{Error, Result};
 pub trait Runtime: RuntimeService + ImageService {}
 impl<T: RuntimeService + ImageService> Runtime for T {}
 
-/// Sandboxes and containers. `stop_*` and `remove_*` are idempotent: a thing that is gone already
-/// is success.
+/// Sandboxes and containers. `stop_*` and `remove_*` are idempotent: they succeed if the object is
+/// already gone.
 #[async_trait]
 pub trait RuntimeService: Send + Sync {
     async fn version(&self) -> Result<VersionResponse>;
-    /// Conditions `RuntimeReady` and `NetworkReady`, and what the handlers can do.
+    /// Conditions `RuntimeReady` and `NetworkReady`, and the features of the handlers.
     async fn status(&self, verbose: bool) -> Result<StatusResponse>;
     /// Which cgroup driver the kubelet must use.
     async fn runtime_config(&self) -> Result<LinuxRuntimeConfiguration>;
-    /// The node's pod networks, comma-separated for two families; network is not ready before.
+    /// Sets the node's pod CIDRs, comma-separated for two families. The network is not ready before.
     async fn update_runtime_config(&self, pod_cidr: &str) -> Result<()>;
 
     /// Returns the sandbox's id.
@@ -30,14 +30,14 @@ pub trait RuntimeService: Send + Sync {
         config: PodSandboxConfig,
         runtime_handler: &str,
     ) -> Result<String>;
-    /// Kills the sandbox's containers and gives its network back.
+    /// Kills the sandbox's containers and releases its network.
     async fn stop_pod_sandbox(&self, id: &str) -> Result<()>;
-    /// Removes its containers, too.
+    /// Removes the sandbox and its containers.
     async fn remove_pod_sandbox(&self, id: &str) -> Result<()>;
     async fn pod_sandbox_status(&self, id: &str) -> Result<PodSandboxStatus>;
     async fn list_pod_sandbox(&self, filter: Option<PodSandboxFilter>) -> Result<Vec<PodSandbox>>;
 
-    /// Returns the container's id. Nothing runs yet.
+    /// Returns the container's id. The container does not run yet.
     async fn create_container(
         &self,
         sandbox_id: &str,
@@ -45,10 +45,10 @@ pub trait RuntimeService: Send + Sync {
         sandbox_config: &PodSandboxConfig,
     ) -> Result<String>;
     async fn start_container(&self, id: &str) -> Result<()>;
-    /// The stop signal, then SIGKILL after `timeout` (at once when it is zero). Returns when the
+    /// Sends the stop signal, and SIGKILL after `timeout` (at once if it is zero). Returns when the
     /// container has ended.
     async fn stop_container(&self, id: &str, timeout: Duration) -> Result<()>;
-    /// Kills it first when it still runs.
+    /// Kills the container first if it runs.
     async fn remove_container(&self, id: &str) -> Result<()>;
     async fn list_containers(&self, filter: Option<ContainerFilter>) -> Result<Vec<Container>>;
     async fn container_status(&self, id: &str) -> Result<ContainerStatus>;
@@ -57,11 +57,11 @@ pub trait RuntimeService: Send + Sync {
         id: &str,
         resources: LinuxContainerResources,
     ) -> Result<()>;
-    /// The log file was renamed: open a new one at the same path.
+    /// Opens a new log file at the same path, after the old one was renamed.
     async fn reopen_container_log(&self, id: &str) -> Result<()>;
 
-    /// Runs a command to its end; killed and `DeadlineExceeded` after `timeout`. `None` waits for
-    /// ever. Each output is cut at 16 MiB.
+    /// Runs a command to its end. After `timeout` kills it and returns `DeadlineExceeded`. `None`
+    /// means no timeout. Each output is cut at 16 MiB.
     async fn exec_sync(
         &self,
         id: &str,
@@ -84,10 +84,10 @@ pub trait RuntimeService: Send + Sync {
         filter: Option<PodSandboxStatsFilter>,
     ) -> Result<Vec<PodSandboxStats>>;
 
-    /// Events from now on. `Unimplemented` where a backend has none: relist then.
+    /// Events from now on. `Unimplemented` if the backend has none: the caller must relist.
     async fn events(&self) -> Result<Events>;
 
-    /// Deviation: upstream's runtimes answer by gRPC only; this lets a caller name the backend.
+    /// Deviation: upstream's runtimes report their name only by gRPC; this is the backend's name.
     fn name(&self) -> &'static str;
 }
 
@@ -95,7 +95,7 @@ pub trait RuntimeService: Send + Sync {
 #[async_trait]
 pub trait ImageService: Send + Sync {
     async fn list_images(&self, filter: Option<ImageFilter>) -> Result<Vec<Image>>;
-    /// `None` when it is not there.
+    /// `None` when the image does not exist.
     async fn image_status(&self, image: &ImageSpec) -> Result<Option<Image>>;
     /// Returns the image's reference (its id).
     async fn pull_image(
@@ -109,7 +109,7 @@ pub trait ImageService: Send + Sync {
 }
 
 impl RuntimeStatus {
-    /// The condition of that type, e.g. [`RUNTIME_READY`].
+    /// The condition of that type, for example [`RUNTIME_READY`].
     pub fn condition(&self, kind: &str) -> Option<&RuntimeCondition> {
         self.conditions.iter().find(|condition| condition.r#type == kind)
     }

@@ -10,13 +10,13 @@ impl<T: AsyncRead + AsyncWrite> ReadWrite for T {}
 
 /// A connection.
 pub type Io = Box<dyn ReadWrite + Send + Unpin>;
-/// What the process reads; shutting it down (or dropping it) is end-of-file there.
+/// The process's standard input; shutting it down (or dropping it) is end-of-file for the process.
 pub type Input = Box<dyn AsyncWrite + Send + Unpin>;
-/// What the process writes.
+/// An output of the process.
 pub type Output = Box<dyn AsyncRead + Send + Unpin>;
 
-/// Container events in order. The channel is bounded: a reader that falls too far behind sees
-/// [`tokio::sync::broadcast::error::RecvError::Lagged`] and lists again.
+/// Container events in order. The channel is bounded: a reader that lags too far gets
+/// [`tokio::sync::broadcast::error::RecvError::Lagged`] and must list again.
 pub type Events = tokio::sync::broadcast::Receiver<ContainerEventResponse>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,16 +25,16 @@ pub struct TerminalSize {
     pub height: u16,
 }
 
-/// A process started by exec. The streams asked for are there; with a terminal there is no
-/// separate `stderr`. Dropping all of it does not kill the process.
+/// A process started by exec. The requested streams are set; with a terminal there is no separate
+/// `stderr`. Dropping everything does not kill the process.
 pub struct ExecStreams {
     pub stdin: Option<Input>,
     pub stdout: Option<Output>,
     pub stderr: Option<Output>,
-    /// There with a terminal only.
+    /// Set with a terminal only.
     pub resize: Option<mpsc::Sender<TerminalSize>>,
-    /// The exit code (128 + n after signal n), once, after the process ended. The outputs may still
-    /// hold bytes then.
+    /// The exit code (128 + n after signal n), sent once after the process ended. The outputs may
+    /// still hold bytes then.
     pub exit: oneshot::Receiver<Result<i32>>,
 }
 

@@ -1,7 +1,7 @@
-//! What the zone needs to know of the cluster, from informers.
+//! The zone's view of the cluster, from informers.
 //!
 //! In: Services and EndpointSlices. Out: look-ups by name and by address. Objects stay encoded;
-//! only what is asked for is decoded.
+//! only requested objects are decoded.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -15,9 +15,9 @@ const BY_SERVICE: &str = "service";
 const BY_NAMESPACE: &str = "namespace";
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
 
-/// The cluster as the zone sees it.
+/// The zone's view of the cluster.
 pub trait Directory: Send + Sync {
-    /// False until everything has been listed once.
+    /// True after all objects have been listed once.
     fn is_ready(&self) -> bool;
     fn service(&self, namespace: &str, name: &str) -> Option<Arc<Service>>;
     fn slices(&self, namespace: &str, service: &str) -> Vec<Arc<EndpointSlice>>;

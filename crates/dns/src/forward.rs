@@ -1,7 +1,7 @@
-//! Names that are not the cluster's: asked of the node's resolvers.
+//! Forwards names outside of the cluster's zone to the node's resolvers.
 //!
-//! In: a query as it came. Out: the answer as it came, under the client's id. The resolvers are
-//! asked in order, each for a while; UDP for those who asked by UDP, TCP otherwise.
+//! In: the query's bytes. Out: the answer's bytes, with the client's id. The resolvers are tried in
+//! order, each with a timeout: by UDP if the client used UDP, otherwise by TCP.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -30,12 +30,12 @@ pub fn read_resolvers(path: &Path) -> Vec<SocketAddr> {
 }
 
 impl Forwarder {
-    /// Without those in `own`: asking oneself never ends.
+    /// Leaves out the addresses in `own`: forwarding to this server would never end.
     pub fn new(upstreams: Vec<SocketAddr>, own: &[SocketAddr]) -> Self {
         Self { upstreams: upstreams.into_iter().filter(|a| !own.contains(a)).collect() }
     }
 
-    /// The answer to a raw query; `None` when nobody answers.
+    /// The answer to a raw query; `None` when no resolver answers.
     pub async fn ask(&self, query: &[u8], by_tcp: bool) -> Option<Vec<u8>> {
         if query.len() < 12 {
             return None;
@@ -49,15 +49,15 @@ impl Forwarder {
             };
             match tokio::time::timeout(PATIENCE, asked).await {
                 Ok(Ok(answer)) => return Some(answer),
-                Ok(Err(error)) => tracing::debug!(%upstream, %error, "a resolver does not answer"),
-                Err(_) => tracing::debug!(%upstream, "a resolver does not answer in time"),
+                Ok(Err(error)) => tracing::debug!(%upstream, %error, "failed to query a resolver"),
+                Err(_) => tracing::debug!(%upstream, "a resolver did not answer in time"),
             }
         }
         None
     }
 }
 
-/// A fresh socket (so a fresh port) and a fresh id: answers are hard to forge.
+/// Uses a new socket (so a new port) and a new id, to make answers hard to forge.
 async fn ask_udp(upstream: SocketAddr, query: &[u8]) -> io::Result<Vec<u8>> {
     let any: IpAddr = match upstream {
         SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
@@ -86,7 +86,7 @@ async fn ask_tcp(upstream: SocketAddr, query: &[u8]) -> io::Result<Vec<u8>> {
     read_framed(&mut stream).await?.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
 }
 
-/// One message after its two bytes of length; `None` at the end.
+/// One message after its two-byte length; `None` at the end.
 pub async fn read_framed(stream: &mut TcpStream) -> io::Result<Option<Vec<u8>>> {
     let length = match stream.read_u16().await {
         Ok(length) => usize::from(length),

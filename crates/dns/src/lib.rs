@@ -5,11 +5,11 @@
 //!                    └─ any other name ────────► forward ─► the node's resolvers
 //! ```
 //!
-//! In: DNS queries; Services and EndpointSlices. Out: answers as the Kubernetes DNS specification
-//! (1.1.0) wants them, TTL 5 s.
-//! Invariants: names of the zone never leave the node; while the API is away the last known state
-//! answers; before the first list the zone answers SERVFAIL, which resolvers ask again, and never
-//! NXDOMAIN, which they believe. Upstream: CoreDNS with its `kubernetes` plugin, pods `insecure`.
+//! In: DNS queries; Services and EndpointSlices. Out: answers of the Kubernetes DNS specification
+//! (1.1.0), TTL 5 s.
+//! Invariants: names of the zone never leave the node. While the API is down, the last known state answers.
+//! Before the first list the zone answers SERVFAIL, so that resolvers ask again, and never NXDOMAIN, which
+//! they would cache. Upstream: CoreDNS with its `kubernetes` plugin, pods `insecure`.
 
 mod directory;
 mod forward;
@@ -29,11 +29,11 @@ pub use serve::Bound;
 
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Each is served by UDP and TCP. An address need not exist yet. Port 0 picks one.
+    /// Every address is served by UDP and TCP. It need not exist yet. Port 0 selects a free port.
     pub bind: Vec<SocketAddr>,
     /// `cluster.local`
     pub domain: String,
-    /// Where other names are asked for, in this order; `None` reads `resolv_conf`.
+    /// The resolvers for other names, in order; `None` reads `resolv_conf`.
     pub upstreams: Option<Vec<SocketAddr>>,
     pub resolv_conf: PathBuf,
 }
@@ -49,12 +49,12 @@ impl Config {
     }
 }
 
-/// Why the server does not start.
+/// Why the server failed to start.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("cannot listen on {address}: {source}")]
     Listen { address: SocketAddr, source: io::Error },
-    #[error("{0:?} is no domain name")]
+    #[error("{0:?} is not a domain name")]
     Domain(String),
 }
 
@@ -63,7 +63,7 @@ pub async fn run(client: Client, config: Config, stop: Stop) -> Result<(), Error
     run_bound(client, Bound::new(config)?, stop).await
 }
 
-/// As [`run`], on addresses bound before: a test asks [`Bound`] for them.
+/// Like [`run`], with sockets that are bound already: a test asks [`Bound`] for its addresses.
 pub async fn run_bound(client: Client, bound: Bound, stop: Stop) -> Result<(), Error> {
     let tasks = Tasks::new("dns");
     let informers = Informers::new(client, tasks.clone());

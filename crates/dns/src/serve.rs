@@ -1,10 +1,10 @@
-//! The server: sockets in, answers out.
+//! The server: reads queries from sockets, sends answers.
 //!
-//! In: packets. Out: packets. What the zone knows is answered at once in the socket's own task;
-//! what must be asked elsewhere gets a task of its own, of which there are at most [`PENDING`].
-//! Invariants: a packet that is no query gets no answer (or FORMERR), so that two servers never
-//! talk to each other for ever; answers fit what the client said it takes; a client that does not
-//! read loses its connection, and none has all of them.
+//! In: packets. Out: packets. The socket's task itself answers names of the zone. Each query for
+//! another server gets its own task; there are at most [`PENDING`] of them. Invariants: a packet
+//! that is not a query gets no answer (or FORMERR), so that two servers never answer each other
+//! endlessly. Answers fit the client's size limit. A client that does not read loses its
+//! connection, and one client cannot hold all connections.
 
 use std::collections::HashMap;
 use std::io;
@@ -28,20 +28,20 @@ use crate::forward::{Forwarder, read_framed, read_resolvers, write_framed};
 use crate::zone::{Answer, Records, Zone};
 use crate::{Config, Error};
 
-/// Queries that wait for other servers at one time, and TCP connections.
+/// The limits on concurrent queries to other servers, and on TCP connections.
 const PENDING: usize = 512;
 const CONNECTIONS: usize = 256;
-/// Connections of one address: others want some, too.
+/// The limit on connections from one address.
 const PER_PEER: usize = 64;
-/// How long a query may take to come, and its answer to be taken.
+/// The timeout for receiving a query and for sending its answer.
 const IDLE: Duration = Duration::from_secs(10);
-/// Without EDNS a client takes this much by UDP, with it at most [`WITH_EDNS`] is sent.
+/// The size limit of a UDP answer without EDNS, and with EDNS ([`WITH_EDNS`]).
 const PLAIN: usize = 512;
 const WITH_EDNS: u16 = 1232;
-/// Aliases within the zone that are followed.
+/// How many aliases within the zone are followed.
 const ALIASES: usize = 8;
 
-/// The sockets of a server that is about to run.
+/// The bound sockets of a server that does not run yet.
 pub struct Bound {
     zone: Zone,
     forwarder: Forwarder,
@@ -58,7 +58,7 @@ impl Bound {
             let failed = |source| Error::Listen { address: *address, source };
             let datagrams = open(*address, SockType::Datagram).map_err(failed)?;
             let datagrams: std::net::UdpSocket = datagrams.into();
-            // Port 0: TCP takes the port that UDP got.
+            // Port 0: TCP uses the port that UDP got.
             let actual = datagrams.local_addr().map_err(failed)?;
             let streams = open(actual, SockType::Stream).map_err(failed)?;
             let streams: std::net::TcpListener = streams.into();
@@ -74,7 +74,7 @@ impl Bound {
         self.udp.iter().filter_map(|socket| socket.local_addr().ok()).collect()
     }
 
-    /// Serves as tasks of `tasks`.
+    /// Starts the server as tasks of `tasks`.
     pub(crate) fn serve(self, directory: Arc<dyn Directory>, tasks: &Tasks) {
         let shared = Arc::new(Shared {
             zone: self.zone,
@@ -121,18 +121,18 @@ struct Shared {
     peers: Arc<Peers>,
 }
 
-/// Connections by address. Guards the counts; held for one change.
+/// The number of connections by address. The lock is held for one change.
 #[derive(Default)]
 struct Peers(Mutex<HashMap<IpAddr, usize>>);
 
-/// One connection of an address, until it is dropped.
+/// Counts one connection of an address until dropped.
 struct Share {
     peers: Arc<Peers>,
     address: IpAddr,
 }
 
 impl Peers {
-    /// `None`: that address has its share.
+    /// `None`: the address has reached its limit.
     fn share(self: &Arc<Self>, address: IpAddr) -> Option<Share> {
         let mut counts = self.0.lock().expect("no panic while held");
         let count = counts.entry(address).or_default();
@@ -156,12 +156,12 @@ impl Drop for Share {
     }
 }
 
-/// What becomes of a packet.
+/// The next step for a packet.
 enum Step {
     Reply(Vec<u8>),
-    /// The whole query goes elsewhere.
+    /// Forward the whole query.
     Forward(Message),
-    /// An alias was found; its target is elsewhere.
+    /// Resolve the target of an alias elsewhere.
     Chase {
         query: Message,
         so_far: Vec<Record>,
@@ -175,10 +175,10 @@ async fn datagrams(shared: Arc<Shared>, socket: Arc<UdpSocket>, tasks: Tasks) {
     loop {
         let (length, peer) = match socket.recv_from(&mut buffer).await {
             Ok(received) => received,
-            // An earlier answer was refused: that says nothing about this socket.
+            // ICMP reported that an earlier client closed its port; this socket is fine.
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => continue,
             Err(error) => {
-                tracing::warn!(%error, "DNS packets cannot be received");
+                tracing::warn!(%error, "failed to receive DNS packets");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }
@@ -202,7 +202,7 @@ async fn datagrams(shared: Arc<Shared>, socket: Arc<UdpSocket>, tasks: Tasks) {
 
 async fn send(socket: &UdpSocket, reply: &[u8], peer: SocketAddr) {
     if let Err(error) = socket.send_to(reply, peer).await {
-        tracing::debug!(%peer, %error, "an answer is not sent");
+        tracing::debug!(%peer, %error, "failed to send a DNS answer");
     }
 }
 
@@ -212,7 +212,7 @@ async fn connections(shared: Arc<Shared>, listener: TcpListener, tasks: Tasks) {
         match listener.accept().await {
             Ok((stream, peer)) => {
                 let Some(share) = shared.peers.share(peer.ip()) else {
-                    tracing::debug!(%peer, "an address has too many DNS connections");
+                    tracing::debug!(%peer, "refused a DNS connection: too many from this address");
                     continue;
                 };
                 let shared = shared.clone();
@@ -224,14 +224,14 @@ async fn connections(shared: Arc<Shared>, listener: TcpListener, tasks: Tasks) {
                 });
             }
             Err(error) => {
-                tracing::warn!(%error, "DNS connections cannot be accepted");
+                tracing::warn!(%error, "failed to accept DNS connections");
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         }
     }
 }
 
-/// `patience` is how long an answer may take to be taken.
+/// `patience` is the timeout for sending an answer.
 async fn connection(shared: &Shared, mut stream: TcpStream, patience: Duration) -> io::Result<()> {
     loop {
         let read = tokio::time::timeout(IDLE, read_framed(&mut stream)).await;
@@ -364,7 +364,7 @@ impl Shared {
     }
 }
 
-/// FORMERR for what looks like a query, nothing for what does not.
+/// FORMERR for a malformed query, no answer for other packets.
 fn refuse_malformed(packet: &[u8]) -> Step {
     let is_query = packet.len() >= 12 && packet[2] & 0x80 == 0;
     if !is_query {
@@ -389,7 +389,8 @@ fn reply_to(query: &Message, code: ResponseCode) -> Message {
     reply
 }
 
-/// The bytes, cut to what the client takes: additional records go first, then answers, marked.
+/// Encodes the reply within the client's limit: drops additional records first, then answers, and
+/// marks the reply as truncated.
 fn encode(mut reply: Message, query: &Message, by_tcp: bool) -> Vec<u8> {
     let limit = match (by_tcp, &query.edns) {
         (true, _) => usize::from(u16::MAX),
@@ -406,7 +407,7 @@ fn encode(mut reply: Message, query: &Message, by_tcp: bool) -> Vec<u8> {
             }
             Ok(bytes) => return bytes,
             Err(error) => {
-                tracing::warn!(%error, "an answer cannot be encoded");
+                tracing::warn!(%error, "failed to encode a DNS answer");
                 return vec![];
             }
         }
@@ -426,7 +427,7 @@ mod tests {
         query.add_query(Query::query(Name::from_ascii(name).expect("a name"), kind));
         let query = query.to_vec().expect("bytes");
         testkit::wait::found("an answer", async || {
-            // A datagram may be lost, as clients know: they ask again.
+            // A datagram may be lost: asks again, like a resolver.
             socket.send_to(&query, server).await.expect("sent");
             let mut buffer = vec![0; 4096];
             let received = tokio::time::timeout(Duration::from_secs(5), socket.recv(&mut buffer));
@@ -437,7 +438,7 @@ mod tests {
     }
 
     fn start(tasks: &Tasks, upstreams: Vec<SocketAddr>) -> SocketAddr {
-        // The same port by UDP and by TCP: free at an address of its own.
+        // The same port by UDP and TCP must be free, so the server uses its own loopback address.
         let local = SocketAddr::from((testkit::places::own_loopback(), 15_353));
         let config =
             Config { upstreams: Some(upstreams), ..Config::new(vec![local], "cluster.local") };
@@ -481,9 +482,9 @@ mod tests {
         [&(bytes.len() as u16).to_be_bytes()[..], &bytes].concat()
     }
 
-    /// It held one of the connections for ever.
+    /// Such a client used to hold a connection forever.
     #[tokio::test]
-    async fn who_does_not_read_is_cut_off() {
+    async fn a_client_that_does_not_read_is_disconnected() {
         let shared = Shared {
             zone: Zone::new("cluster.local").expect("a zone"),
             forwarder: Forwarder::new(vec![], &[]),
@@ -500,7 +501,7 @@ mod tests {
         tasks.spawn("client", async move {
             use tokio::io::AsyncWriteExt;
             let many = framed_query().repeat(1000);
-            // Until the server closes.
+            // Writes until the server closes.
             while client.write_all(&many).await.is_ok() {}
         });
         let served = connection(&shared, stream, Duration::from_millis(100));
@@ -511,7 +512,7 @@ mod tests {
     }
 
     #[test]
-    fn one_address_has_not_all_connections() {
+    fn one_address_cannot_hold_all_connections() {
         let peers: Arc<Peers> = Arc::default();
         let [one, other] = ["10.42.0.7", "10.42.0.8"].map(|ip| ip.parse().expect("an address"));
         let mut held: Vec<Share> = (0..PER_PEER).filter_map(|_| peers.share(one)).collect();
@@ -527,7 +528,7 @@ mod tests {
     #[tokio::test]
     async fn other_names_are_forwarded_and_aliases_chased() {
         let tasks = Tasks::new("test");
-        // A second server, of another zone's owner: it answers everything with one address.
+        // A second server, for another zone: it answers every query with one address.
         let upstream = UdpSocket::bind("127.0.0.1:0").await.expect("a socket");
         let address = upstream.local_addr().expect("an address");
         tasks.spawn("upstream", async move {
@@ -541,7 +542,7 @@ mod tests {
             }
         });
         let server = start(&tasks, vec![address]);
-        // An upstream that does not answer in time is given up, and asked for the next query.
+        // A resolver that does not answer in time is skipped; the next query tries it again.
         let check = async |name: &str, expected: &[&str]| {
             let id = testkit::wait::found(name, async || {
                 let answer = ask_udp(server, name, RecordType::A).await;

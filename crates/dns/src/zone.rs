@@ -1,4 +1,4 @@
-//! The cluster's zone: which records a name has.
+//! The cluster's zone: the records of a name.
 //!
 //! ```text
 //! <svc>.<ns>.svc.<zone>                 A, AAAA, SRV; CNAME for ExternalName
@@ -11,7 +11,7 @@
 //!
 //! In: a name, a type, a [`Directory`]. Out: [`Answer`]. Pure.
 //! NODATA (a name without records of that type) and NXDOMAIN (no such name) differ: resolvers end
-//! their search at the first and go on at the second. Upstream: the DNS specification 1.1.0.
+//! their search at NODATA and continue at NXDOMAIN. Upstream: the DNS specification 1.1.0.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
@@ -36,12 +36,12 @@ pub struct Records {
 pub enum Answer {
     /// The name exists; the list is empty for NODATA.
     Found(Records),
-    /// An alias that leads out of the zone: ask for the target and add what comes.
+    /// An alias to a name outside of the zone: the server must resolve the target and add its records.
     Alias(Box<Record>, Name),
     NoSuchName,
-    /// The zone cannot tell yet.
+    /// The informers have not synced, so the zone cannot answer.
     NotReady,
-    /// Not a name of ours.
+    /// The name is outside of the zone.
     Elsewhere,
 }
 
@@ -65,7 +65,7 @@ impl Zone {
         Record::from_rdata(self.origin.clone(), TTL, RData::SOA(soa))
     }
 
-    /// A name below the zone's.
+    /// A name below the zone's domain.
     fn name(&self, below: &str) -> Option<Name> {
         Name::from_ascii(format!("{below}.{}.", self.domain)).ok()
     }
@@ -193,7 +193,7 @@ impl Zone {
         Answer::Found(self.srv(name, &object, Some((port, protocol)), cluster))
     }
 
-    /// SRV records of all ports, or of one.
+    /// The SRV records of all ports, or of one.
     fn srv(
         &self,
         name: &Name,
@@ -269,7 +269,7 @@ impl Zone {
             }
         }
         if names.is_empty() {
-            // Addresses outside of the cluster have names, too.
+            // Addresses outside of the cluster have names in other zones.
             return Answer::Elsewhere;
         }
         if kind != RecordType::PTR {
@@ -293,7 +293,7 @@ fn record(name: &Name, data: RData) -> Option<Record> {
     Some(Record::from_rdata(name.clone(), TTL, data))
 }
 
-/// The address as a record of that type, if it is of that family.
+/// The address as a record of that type, if its family fits.
 fn address(ip: IpAddr, kind: RecordType) -> Option<RData> {
     match (ip, kind) {
         (IpAddr::V4(ip), RecordType::A | RecordType::ANY) => Some(RData::A(A(ip))),
@@ -302,7 +302,7 @@ fn address(ip: IpAddr, kind: RecordType) -> Option<RData> {
     }
 }
 
-/// Equal endpoints take turns.
+/// Randomizes the order, so that the load is spread over equal endpoints.
 fn shuffle(ips: &mut [IpAddr]) {
     for at in (1..ips.len()).rev() {
         ips.swap(at, base::rng::below(at as u64 + 1) as usize);
@@ -316,7 +316,7 @@ struct Port {
 }
 
 impl Port {
-    /// `protocol` with its underscore; `None` is any name.
+    /// `protocol` has its underscore; `None` matches any port name.
     fn is(&self, name: Option<&str>, protocol: &str) -> bool {
         let own = self.protocol.to_lowercase();
         name.is_none_or(|name| name == self.name) && protocol.strip_prefix('_') == Some(&own)
@@ -352,7 +352,7 @@ fn cluster_ips(service: &Service) -> Option<Vec<IpAddr>> {
     (!ips.is_empty()).then_some(ips)
 }
 
-/// Those that have records: ready ones, or all that the Service publishes.
+/// The endpoints with records: ready ones, or all with `publishNotReadyAddresses`.
 fn endpoints<'a>(
     service: &Service,
     slices: &'a [Arc<EndpointSlice>],
@@ -370,7 +370,7 @@ fn ips_of(endpoint: &Endpoint) -> Vec<IpAddr> {
     endpoint.addresses.iter().filter_map(|address| address.parse().ok()).collect()
 }
 
-/// Its hostname, else its address with dashes.
+/// The endpoint's hostname, else its address with dashes.
 fn endpoint_name(endpoint: &Endpoint, ip: IpAddr) -> String {
     match endpoint.hostname.as_deref() {
         Some(hostname) if !hostname.is_empty() => hostname.to_lowercase(),
@@ -536,7 +536,7 @@ pub(crate) mod tests {
     use RecordType::{AAAA as V6, MX, PTR as Ptr, SRV as Srv, TXT as Txt};
 
     #[test]
-    fn services() {
+    fn services_have_records() {
         check("web.ns.svc.cluster.local.", RecordType::A, "10.43.0.9");
         check("WEB.ns.svc.Cluster.Local.", RecordType::A, "10.43.0.9");
         check("web.ns.svc.cluster.local.", V6, "fd00::9");
@@ -555,7 +555,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn headless_services() {
+    fn headless_services_have_endpoint_records() {
         check("db.ns.svc.cluster.local.", RecordType::A, "10.42.0.5, 10.42.0.6");
         check("db.ns.svc.cluster.local.", V6, "NODATA");
         check("empty.ns.svc.cluster.local.", RecordType::A, "NODATA");
@@ -572,7 +572,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_rest_of_the_zone() {
+    fn pods_reverse_names_and_missing_names() {
         check("cluster.local.", RecordType::A, "NODATA");
         check("svc.cluster.local.", RecordType::A, "NODATA");
         check("ns.svc.cluster.local.", RecordType::A, "NODATA");
@@ -590,7 +590,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_cold_zone_does_not_deny() {
+    fn a_zone_before_its_sync_is_not_ready() {
         let zone = Zone::new("cluster.local").expect("a zone");
         let cold = Fixed { cold: true, ..cluster() };
         let name = Name::from_ascii("web.ns.svc.cluster.local.").expect("a name");

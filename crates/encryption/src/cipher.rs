@@ -1,12 +1,12 @@
-//! The ciphers, in upstream's layout of bytes.
+//! The ciphers, with upstream's byte layout.
 //!
-//! In: a key; a value and what it must be bound to (its place in the store). Out: sealed bytes:
+//! In: a key; a value and its storage key, to which it may be bound. Out: sealed bytes:
 //!
 //! ```text
-//! aescbc     IV (16)    | AES-CBC, PKCS#7                    (bound to nothing, changes unnoticed)
-//! aesgcm     nonce (12) | ciphertext | tag (16)              (bound to the place)
-//! secretbox  nonce (24) | tag (16) | XSalsa20 ciphertext     (bound to nothing)
-//! xnonce     info (32)  | nonce (12) | ciphertext | tag (16) (KMS v2; bound to the place)
+//! aescbc     IV (16)    | AES-CBC, PKCS#7                    (not bound, changes are not detected)
+//! aesgcm     nonce (12) | ciphertext | tag (16)              (bound to the storage key)
+//! secretbox  nonce (24) | tag (16) | XSalsa20 ciphertext     (not bound)
+//! xnonce     info (32)  | nonce (12) | ciphertext | tag (16) (KMS v2; bound to the storage key)
 //! ```
 //!
 //! Invariant: nonces come from the crypto provider's random source, never from the seeded one.
@@ -28,16 +28,16 @@ use crate::Error;
 const BLOCK: usize = 16;
 const TAG: usize = 16;
 const BOX_NONCE: usize = 24;
-/// Of seeds, derived keys and the random part that a key is derived by.
+/// The size of seeds, of derived keys, and of the random input of a key derivation.
 const SEED: usize = 32;
 
-/// One key of one kind. `open(seal(v)) == v` under the same `place`.
+/// One key for one cipher. `open(seal(v)) == v` with the same `place`, the storage key.
 pub trait Cipher: Send + Sync {
     fn seal(&self, place: &[u8], value: &[u8]) -> Result<Vec<u8>, Error>;
     fn open(&self, place: &[u8], sealed: &[u8]) -> Result<Vec<u8>, Error>;
 }
 
-/// AES-CBC. Changes of the ciphertext mostly go unnoticed: prefer any other.
+/// AES-CBC. Most changes of the ciphertext are not detected: prefer any other.
 pub struct Cbc {
     seals: PaddedBlockEncryptingKey,
     opens: PaddedBlockDecryptingKey,
@@ -81,7 +81,7 @@ impl Cipher for Cbc {
     }
 }
 
-/// AES-GCM with random nonces: a key is good for some hundred thousand writes, no more.
+/// AES-GCM with random nonces: a key is safe for a few hundred thousand writes only.
 pub struct Gcm(LessSafeKey);
 
 impl Gcm {
@@ -167,7 +167,7 @@ impl Secretbox {
     }
 }
 
-/// AES-GCM under a key of its own for every value, derived from a seed: the seed never wears out.
+/// AES-GCM with a separate key for every value, derived from a seed: the seed does not wear out.
 pub struct ExtendedNonce(hkdf::Prk);
 
 impl ExtendedNonce {
@@ -223,7 +223,7 @@ mod tests {
     #[test]
     fn published_vectors_are_opened() {
         let check = |cipher: &dyn Cipher, place: &str, sealed: &str, expected: &str| {
-            let opened = cipher.open(&unhex(place), &unhex(sealed)).expect("it opens");
+            let opened = cipher.open(&unhex(place), &unhex(sealed)).expect("it can be opened");
             assert_eq!(opened, unhex(expected));
         };
         let gcm =
@@ -261,7 +261,7 @@ mod tests {
 
     /// The same vector's key and IV: the first block is NIST's ciphertext.
     #[test]
-    fn cbc_is_nists() {
+    fn cbc_matches_nists_vector() {
         let key = "603deb1015ca71be2b73aef0857d77811f352c073b6108d72d9810a30914dff4";
         let cipher = Cbc::new(&unhex(key)).expect("a key");
         let iv: [u8; BLOCK] = std::array::from_fn(|index| index as u8);
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_sealed_opens_and_nothing_else_does() {
+    fn only_sealed_values_can_be_opened() {
         let key = pki::random_bytes::<32>();
         let other = pki::random_bytes::<32>();
         let all = |key: &[u8]| -> Vec<(Box<dyn Cipher>, bool)> {
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_moved_elsewhere_is_refused() {
+    fn a_value_moved_to_another_key_is_refused() {
         let gcm = Gcm::new(&[1; 16]).expect("a key");
         let sealed = gcm.seal(PLACE, b"value").expect("it seals");
         assert!(gcm.open(b"/registry/secrets/other/s", &sealed).is_err());

@@ -1,7 +1,7 @@
-//! `EncryptionConfiguration` of `apiserver.config.k8s.io/v1`, read and checked.
+//! Reads and checks `EncryptionConfiguration` of `apiserver.config.k8s.io/v1`.
 //!
-//! In: YAML or JSON. Out: the configuration, or every mistake in it with upstream's paths and
-//! wording. Secrets of keys never show up in an error.
+//! In: YAML or JSON. Out: the configuration, or all its errors with upstream's paths and wording. Errors
+//! never show secrets of keys.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -29,7 +29,7 @@ pub struct Configuration {
     pub resources: Vec<ResourceRule>,
 }
 
-/// Providers of some resources: the first writes, all read.
+/// The providers of some resources: the first one writes, all read.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct ResourceRule {
@@ -39,7 +39,7 @@ pub struct ResourceRule {
     pub providers: Vec<Provider>,
 }
 
-/// Exactly one of these.
+/// Exactly one of these must be set.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Provider {
@@ -99,13 +99,13 @@ pub struct Kms {
     pub cachesize: Option<i32>,
     #[serde(default)]
     pub endpoint: String,
-    /// As Go writes durations: `3s`.
+    /// A duration in Go's form: `3s`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout: Option<String>,
 }
 
 impl Kms {
-    /// The time that a call may take; `None` where the text is no duration above zero.
+    /// The timeout of a call; `None` if the text is no positive duration.
     pub fn timeout(&self) -> Option<Duration> {
         match &self.timeout {
             None => Some(DEFAULT_KMS_TIMEOUT),
@@ -117,9 +117,9 @@ impl Kms {
 impl Configuration {
     pub fn parse(text: &str) -> Result<Self, Error> {
         let config: Self = serde_saphyr::from_str(text).map_err(|error| {
-            // What the parser quotes could be a secret: only the place is told.
+            // The parser's message may quote a secret: the error has only the line.
             let place = error.location().map(|at| format!(" near line {}", at.line()));
-            Error::Config(format!("it is no {KIND}{}", place.unwrap_or_default()))
+            Error::Config(format!("the file is not a valid {KIND}{}", place.unwrap_or_default()))
         })?;
         if config.api_version != API_VERSION || config.kind != KIND {
             return Err(Error::Config(format!(
@@ -229,7 +229,7 @@ impl Provider {
         let found = keys.iter().filter(|(_, keys, _)| keys.is_some()).count()
             + usize::from(self.identity.is_some())
             + usize::from(self.kms.is_some());
-        // The value is left out of both: it could hold a secret.
+        // Both errors omit the value, because it may contain a secret.
         match found {
             0 => errors.invalid_shown(path, Some("{}"), "provider does not contain any of the expected providers: KMS, AESGCM, AESCBC, Secretbox, Identity"),
             1 => {}
@@ -312,7 +312,7 @@ impl Kms {
         let version = path.child("apiVersion");
         match self.api_version.as_str() {
             "v2" => {}
-            // Off by default in upstream since v1.29, and left out here.
+            // Upstream disables it by default since v1.29; it is not supported here.
             "" | "v1" => errors.invalid(
                 &version,
                 "v1",
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_told_as_upstream_does() {
+    fn mistakes_have_upstreams_messages() {
         let check = |resources: &str, provider: &str, expected: &str| {
             let outcome = Configuration::parse(&config(resources, provider));
             let told = outcome.map_or_else(|error| error.to_string(), |_| String::new());

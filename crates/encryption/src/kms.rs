@@ -1,14 +1,14 @@
-//! KMS v2: a service behind a unix socket seals one seed, and the seed seals values.
+//! KMS v2: a plugin behind a unix socket seals one seed, and the seed seals values.
 //!
 //! ```text
 //! k8s:enc:kms:v2:NAME: | EncryptedObject { sealed value, key id, sealed seed, annotations, type }
 //! ```
 //!
-//! In: a plugin's socket. Out: values sealed and opened without a call, as long as the seed is
-//! known: one call opens the seed of another life of the server, and then all values under it.
+//! In: a plugin's socket. Out: values sealed and opened without a call while the seed is cached. After a
+//! restart, one call opens a seed, and with it all values under that seed.
 //!
-//! Invariants: a seed is used for writes only while the plugin has confirmed its key within
-//! [`SEED_LIFETIME`]; reads go on without it. Sealed values are bound to their place in the store.
+//! Invariants: a seed is used for writes only if the plugin has confirmed its key within
+//! [`SEED_LIFETIME`]; reads do not need that. Sealed values are bound to their storage key.
 
 mod rpc;
 
@@ -29,20 +29,20 @@ use crate::cipher::{Cipher, ExtendedNonce, Gcm};
 use crate::config;
 use rpc::Rpc;
 
-/// Upstream's intervals of asking after the plugin, while it is well and while it is not.
+/// Upstream's intervals of the plugin's status checks, for a healthy and an unhealthy plugin.
 const WELL_INTERVAL: Duration = Duration::from_secs(60);
 const ILL_INTERVAL: Duration = Duration::from_secs(10);
 const SEED_LIFETIME: Duration = Duration::from_secs(180);
-/// How long a health check believes the last answer.
+/// How long a health check reuses the last result.
 const WELL_TTL: Duration = Duration::from_secs(20);
 const ILL_TTL: Duration = Duration::from_secs(3);
-/// Opened seeds that are remembered: about one for each life of each server and each key.
+/// The number of cached seeds: about one for each start of each server and each key.
 const SEEDS: NonZeroUsize = NonZeroUsize::new(1000).expect("not zero");
 const KEY_ID_LIMIT: usize = 1024;
 const SEED_LIMIT: usize = 1024;
 const ANNOTATIONS_LIMIT: usize = 32 * 1024;
 
-/// What is stored.
+/// The stored form of a value.
 #[derive(Clone, PartialEq, Message)]
 pub struct EncryptedObject {
     #[prost(bytes = "vec", tag = "1")]
@@ -57,33 +57,33 @@ pub struct EncryptedObject {
     pub source: i32,
 }
 
-/// `EncryptedDEKSourceType`: a key, as clusters before v1.28 wrote, or a seed.
+/// `EncryptedDEKSourceType`: a key, from clusters before v1.28, or a seed.
 const KEY: i32 = 0;
 const SEED: i32 = 1;
 
-/// What values are sealed with now.
+/// The current key for writes.
 struct State {
     cipher: Arc<dyn Cipher>,
-    /// All but the data.
+    /// All fields except the data.
     template: EncryptedObject,
     until: Timestamp,
 }
 
-/// The last answer to a health check, and when it was.
+/// The last result of a health check, and its time.
 struct Answer {
     at: Instant,
     ttl: Duration,
     outcome: Result<(), String>,
 }
 
-/// One key service.
+/// The client of one KMS plugin.
 pub struct Kms {
     name: String,
     rpc: Rpc,
     state: ArcSwapOption<State>,
-    /// Opened seeds by what they were sealed to. Held for look-ups only.
+    /// Opened seeds by fingerprint. Locked for look-ups only.
     seeds: Mutex<LruCache<[u8; 32], Arc<dyn Cipher>>>,
-    /// One check at a time; the others wait for its answer.
+    /// One check at a time; the others wait for its result.
     answer: tokio::sync::Mutex<Option<Answer>>,
 }
 
@@ -104,13 +104,13 @@ impl Kms {
         &self.name
     }
 
-    /// Asks after the plugin for ever: its key may change, and the seed must not outlive it.
+    /// Checks the plugin periodically, and never returns: its key may change, and the seed expires.
     pub async fn probe(self: Arc<Self>) {
         loop {
             let pause = match self.check().await {
                 Ok(()) => WELL_INTERVAL,
                 Err(error) => {
-                    tracing::warn!(name = self.name, error, "a KMS plugin is not well");
+                    tracing::warn!(name = self.name, error, "the KMS plugin is not healthy");
                     ILL_INTERVAL
                 }
             };
@@ -118,7 +118,7 @@ impl Kms {
         }
     }
 
-    /// Is the plugin well? Takes its present key into use on the way.
+    /// Checks the plugin's health, and switches to its current key.
     pub async fn check(&self) -> Result<(), String> {
         let mut answer = self.answer.lock().await;
         if let Some(last) = answer.as_ref().filter(|last| last.at.elapsed() < last.ttl) {
@@ -149,9 +149,9 @@ impl Kms {
         self.take_into_use(&status.key_id).await.map_err(|error| unwell(error.to_string()))
     }
 
-    /// Goes on with the present seed, or makes a new one under another key.
+    /// Extends the current seed's lifetime, or makes a new seed for another key.
     async fn take_into_use(&self, key_id: &str) -> Result<(), Error> {
-        // Before the call: the lifetime is a bound, not a guess.
+        // Taken before the call, so that the lifetime is a strict bound.
         let until = base::clock::now() + SEED_LIFETIME;
         if let Some(state) = self.state.load_full()
             && state.template.key_id == key_id
@@ -190,7 +190,7 @@ impl Kms {
         Ok(object.encode_to_vec())
     }
 
-    /// The value, and whether it is under another key than writes are.
+    /// The value, and whether its key differs from the key for writes.
     pub fn open(&self, place: &[u8], sealed: &[u8]) -> Result<(Vec<u8>, bool), Error> {
         let object = EncryptedObject::read(sealed)?;
         let cipher = self.remembered(&object).ok_or(Error::NotFetched)?;
@@ -202,13 +202,13 @@ impl Kms {
         Ok((value, is_stale))
     }
 
-    /// Whether [`open`](Self::open) can do without a call.
+    /// Whether [`open`](Self::open) works without a call of the plugin.
     pub fn has_key_for(&self, sealed: &[u8]) -> bool {
-        // What cannot be read needs no key either: opening it says why.
+        // An unreadable object needs no key: `open` returns its error.
         EncryptedObject::read(sealed).map_or(true, |object| self.remembered(&object).is_some())
     }
 
-    /// Has the plugin open the seed of a value.
+    /// Has the plugin open the seed of a value, and caches it.
     pub async fn fetch(&self, sealed: &[u8]) -> Result<(), Error> {
         let object = EncryptedObject::read(sealed)?;
         let opened = self
@@ -242,7 +242,7 @@ impl EncryptedObject {
         Ok(object)
     }
 
-    /// Upstream's limits.
+    /// Checks upstream's limits.
     fn check(&self) -> Result<(), Error> {
         if !matches!(self.source, KEY | SEED) {
             return Err(Error::Plugin(format!("unknown encryptedDEKSourceType: {}", self.source)));
@@ -273,7 +273,7 @@ impl EncryptedObject {
         Ok(())
     }
 
-    /// Tells seeds apart: everything that the plugin needs to open one.
+    /// Identifies a seed: a digest of everything that the plugin needs to open it.
     fn fingerprint(&self) -> [u8; 32] {
         let mut digest = Sha256::new();
         let mut part = |bytes: &[u8]| {
@@ -301,7 +301,7 @@ fn check_key_id(key_id: &str) -> Result<(), Error> {
     }
 }
 
-/// Key ids may tell where keys are kept: logs get their hash.
+/// Key ids may reveal where keys are kept: logs contain their hash.
 fn hash(key_id: &str) -> String {
     if key_id.is_empty() {
         return String::new();

@@ -1,16 +1,16 @@
-//! Encryption at rest: values are sealed on their way into the store and opened on their way out.
+//! Encryption at rest: seals values when they are written to the store, and opens them when read.
 //!
-//! In: upstream's `EncryptionConfiguration`, from a file, and a key's place in the store. Out: a
-//! [`store::Transform`] whose bytes upstream's API server can read, and the other way round.
+//! In: upstream's `EncryptionConfiguration` from a file, and storage keys. Out: a [`store::Transform`]
+//! whose bytes are compatible with upstream's API server, in both directions.
 //!
 //! ```text
 //! registry ► [protobuf] ► Encryption ► store        k8s:enc:secretbox:v1:key1:<nonce><tag><bytes>
 //! ```
 //!
 //! Invariants:
-//! - a resource that no rule names is stored as it is, and a sealed value of it is refused;
-//! - a configuration that cannot be used changes nothing: the one before stays in use;
-//! - keys are never logged, and live in files of mode 0600.
+//! - a resource without a rule is stored unchanged, and a sealed value of it is refused;
+//! - an unusable configuration changes nothing: the previous one stays in use;
+//! - keys are never logged, and are stored in files of mode 0600.
 
 mod cipher;
 pub mod config;
@@ -50,7 +50,7 @@ pub enum Error {
     Masked(String, String),
     #[error("a key of {0} bytes does not fit the cipher")]
     KeySize(usize),
-    #[error("no key is there to write with")]
+    #[error("there is no key for writing")]
     NoKeys,
     #[error("no matching key was found for the provided {0} transformer")]
     NoKeyFits(&'static str),
@@ -80,16 +80,16 @@ pub enum Error {
     NotFetched,
 }
 
-/// Providers by group and resource, either of which may be `*`.
+/// Providers by group and resource; both may be `*`.
 type Rules = HashMap<String, HashMap<String, Arc<Chain>>>;
 
-/// One configuration in use.
+/// A configuration in use.
 struct Loaded {
     rules: Rules,
     kms: Vec<Arc<Kms>>,
     /// `sha256:…` of the file; empty without one.
     hash: String,
-    /// The probes of the plugins; they end with the configuration.
+    /// The plugins' health checks; they end with the configuration.
     tasks: Tasks,
 }
 
@@ -106,7 +106,7 @@ pub struct Encryption {
     reloads: Reloads,
 }
 
-/// Counts for `/metrics`.
+/// Numbers of reloads, for `/metrics`.
 #[derive(Default)]
 struct Reloads {
     good: AtomicU64,
@@ -116,7 +116,7 @@ struct Reloads {
 }
 
 impl Encryption {
-    /// Without a configuration: everything is stored as it is.
+    /// Without a configuration: everything is stored unchanged.
     pub fn new(names: Names) -> Arc<Self> {
         let (rules, tasks) = (Rules::new(), Tasks::new("no encryption"));
         let loaded = Loaded { rules, kms: vec![], hash: String::new(), tasks };
@@ -124,8 +124,8 @@ impl Encryption {
         Arc::new(Self { names, loaded, reloads: Reloads::default() })
     }
 
-    /// Takes a file into use. Asks every plugin once, so that writes work at once where it is well;
-    /// one that is not yet there is asked again later.
+    /// Loads a configuration file. Calls every plugin once, so that writes work at once if it is healthy; an
+    /// unavailable plugin is retried later.
     pub async fn load(&self, path: &Path) -> Result<(), Error> {
         let display = path.display().to_string();
         let text = std::fs::read_to_string(path)
@@ -136,7 +136,7 @@ impl Encryption {
         let config = Configuration::parse(&text)?;
         let loaded = Loaded::new(&config, hash(text.as_bytes()))?;
         for kms in &loaded.kms {
-            // The probe says why, and tries again.
+            // The periodic check logs the error and retries.
             let _ = kms.check().await;
             loaded.tasks.spawn("kms probe", kms.clone().probe());
         }
@@ -144,18 +144,18 @@ impl Encryption {
         Ok(())
     }
 
-    /// Back to storing everything as it is.
+    /// Removes the configuration: everything is stored unchanged again.
     pub fn unload(&self) {
         let (rules, tasks) = (Rules::new(), Tasks::new("no encryption"));
         self.loaded.store(Arc::new(Loaded { rules, kms: vec![], hash: String::new(), tasks }));
     }
 
-    /// `sha256:…` of the file in use; empty without one.
+    /// `sha256:…` of the file in use; empty without a file.
     pub fn hash(&self) -> String {
         self.loaded.load().hash.clone()
     }
 
-    /// Whether every plugin is well, for `/healthz/kms-providers`.
+    /// Whether every plugin is healthy, for `/healthz/kms-providers`.
     pub async fn check(&self) -> Result<(), String> {
         let loaded = self.loaded.load_full();
         let mut failures = vec![];
@@ -185,7 +185,7 @@ impl Encryption {
         find(group, resource).or_else(|| find(group, "*")).or_else(|| find("*", "*"))
     }
 
-    /// Whether the value is sealed otherwise than a write would do now.
+    /// The value, and whether a write would seal it differently now.
     fn open_one(&self, key: &[u8], value: &Bytes) -> Result<(Bytes, bool), Error> {
         match self.chain(key) {
             Some(chain) => chain.open(key, value),
@@ -197,7 +197,7 @@ impl Encryption {
 
 impl Loaded {
     fn new(config: &Configuration, hash: String) -> Result<Self, Error> {
-        // Rules that name a resource again add their providers behind the earlier ones.
+        // Further rules for a resource append their providers.
         let mut providers: HashMap<(&str, &str), Vec<&config::Provider>> = HashMap::new();
         for rule in &config.resources {
             for name in &rule.resources {
@@ -243,7 +243,7 @@ impl store::Transform for Encryption {
         opened.map_err(|error| unusable(key, "decrypted", &error))
     }
 
-    /// What no rule is about, as long as it was not sealed when one was.
+    /// A value without a rule, unless it was sealed when there was one.
     fn leaves(&self, key: &[u8], value: &store::Value) -> bool {
         self.chain(key).is_none() && !value.starts_with(SEALED)
     }
@@ -266,11 +266,11 @@ impl store::Transform for Encryption {
 
 fn unusable(key: &[u8], what: &str, why: &Error) -> store::Error {
     let key = String::from_utf8_lossy(key);
-    tracing::error!(%key, error = %why, "a value cannot be {what}");
+    tracing::error!(%key, error = %why, "a stored value cannot be {what}");
     store::Error::Unusable(why.to_string().into())
 }
 
-/// As upstream tells configurations apart.
+/// The hash by which upstream identifies configurations.
 pub fn hash(content: &[u8]) -> String {
     let digest = Sha256::digest(content);
     let hex: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -278,7 +278,7 @@ pub fn hash(content: &[u8]) -> String {
 }
 
 impl Encryption {
-    /// Upstream's families of the configuration and its reloads.
+    /// Upstream's metrics of the configuration and its reloads.
     pub fn metrics(&self, out: &mut String) {
         const FAMILY: &str = "apiserver_encryption_config_controller";
         let hash = self.hash();

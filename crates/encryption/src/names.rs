@@ -1,8 +1,8 @@
-//! Which resource a key of the store belongs to.
+//! Maps a storage key to its resource.
 //!
-//! `/registry/secrets/default/s` is of `secrets`, `/registry/services/specs/default/web` of
-//! `services`, `/registry/example.com/crontabs/default/c` of `crontabs.example.com`: built-in kinds
-//! by the table of their places, custom ones by the group in the key.
+//! `/registry/secrets/default/s` belongs to `secrets`, `/registry/services/specs/default/web` to
+//! `services`, `/registry/example.com/crontabs/default/c` to `crontabs.example.com`: built-in kinds are
+//! found by the table of their prefixes, custom ones by the group in the key.
 
 use std::collections::HashMap;
 
@@ -11,12 +11,12 @@ const ROOT: &[u8] = b"/registry/";
 /// A group and a plural name.
 pub type GroupResource = (String, String);
 
-/// Places below `/registry/` of the built-in resources.
+/// Prefixes below `/registry/` of the built-in resources.
 #[derive(Clone, Debug, Default)]
 pub struct Names(HashMap<String, GroupResource>);
 
 impl Names {
-    /// Of a place, the group and the resource; the first one of a place counts.
+    /// From (prefix, resource) pairs; the first resource of a prefix counts.
     pub fn new(places: impl IntoIterator<Item = (String, GroupResource)>) -> Self {
         let mut all = HashMap::new();
         for (place, resource) in places {
@@ -25,7 +25,7 @@ impl Names {
         Self(all)
     }
 
-    /// Group and resource of a key; `None` for keys that are no object's.
+    /// Group and resource of a key; `None` for keys of no object.
     pub fn of<'a>(&'a self, key: &'a [u8]) -> Option<(&'a str, &'a str)> {
         let key = std::str::from_utf8(key.strip_prefix(ROOT)?).ok()?;
         let mut slashes = key.match_indices('/').map(|(at, _)| at);
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_of_resources() {
+    fn keys_belong_to_resources() {
         let place = |place: &str, group: &str, resource: &str| {
             (place.to_owned(), (group.to_owned(), resource.to_owned()))
         };

@@ -1,10 +1,10 @@
-//! The providers of a resource in their order: the first one writes, and whoever knows a value's
-//! prefix reads it.
+//! The providers of a resource in order: the first one writes, and the one that knows a value's prefix
+//! reads it.
 //!
 //! In: a checked configuration. Out: [`Chain`]s, each shared by the resources of its rule.
 //!
-//! Invariant: a prefix that fits does not end the search. Two providers of one kind share theirs,
-//! and the second may have the key that the first has lost.
+//! Invariant: a matching prefix does not end the search. Two providers of one type share their prefix, and
+//! the second may have the key that was removed from the first.
 
 use std::sync::Arc;
 
@@ -15,12 +15,12 @@ use crate::cipher::{Cbc, Cipher, Gcm, Secretbox};
 use crate::config::{self, Key};
 use crate::kms::Kms;
 
-/// No value of an API server begins so, unless it is sealed.
+/// Only sealed values of an API server start with this.
 pub const SEALED: &[u8] = b"k8s:enc:";
 
-/// What may stand behind a prefix.
+/// One provider.
 pub enum Step {
-    /// Values as they are.
+    /// Values are stored unchanged.
     Identity,
     /// The keys of one provider, by name: `NAME:` follows the prefix.
     Keys {
@@ -34,7 +34,7 @@ pub enum Step {
     },
 }
 
-/// The providers of some resources.
+/// The providers of some resources, in order.
 pub struct Chain(pub Vec<Step>);
 
 type MakeCipher = fn(&[u8]) -> Result<Box<dyn Cipher>, Error>;
@@ -50,7 +50,7 @@ fn keys(
 }
 
 impl Step {
-    /// `kms` makes the client of a key service.
+    /// `kms` makes the client of a KMS plugin.
     pub fn new(
         provider: &config::Provider,
         kms: &mut dyn FnMut(&config::Kms) -> Result<Arc<Kms>, Error>,
@@ -79,7 +79,7 @@ impl Step {
         }
     }
 
-    /// What follows this provider's prefix; `None` where the value is another's.
+    /// The bytes after this provider's prefix; `None` if the value has another prefix.
     fn body<'a>(&self, value: &'a [u8]) -> Option<&'a [u8]> {
         match self {
             Self::Identity => (!value.starts_with(SEALED)).then_some(value),
@@ -100,7 +100,7 @@ impl Step {
         Ok([prefix.as_bytes(), &sealed].concat().into())
     }
 
-    /// The value, and whether a write would seal it otherwise.
+    /// The value, and whether a write would seal it differently.
     fn open(&self, place: &[u8], whole: &Bytes, body: &[u8]) -> Result<(Bytes, bool), Error> {
         match self {
             Self::Identity => Ok((whole.clone(), false)),
@@ -131,7 +131,7 @@ impl Chain {
         self.0.first().ok_or(Error::NoKeys)?.seal(place, value)
     }
 
-    /// The value, and whether it is stale: sealed otherwise than a write would do now.
+    /// The value, and whether it is stale: a write would seal it differently now.
     pub fn open(&self, place: &[u8], value: &Bytes) -> Result<(Bytes, bool), Error> {
         let mut failure = Error::NoPrefixFits;
         for (index, step) in self.0.iter().enumerate() {
@@ -144,7 +144,7 @@ impl Chain {
         Err(failure)
     }
 
-    /// The key service that a value needs to be asked for first, and what to ask it.
+    /// The KMS plugin that must open the value's seed first, and the bytes for it.
     pub fn awaited<'a>(&self, value: &'a [u8]) -> Option<(&Arc<Kms>, &'a [u8])> {
         self.0.iter().find_map(|step| match step {
             Step::Kms { kms, .. } => {
@@ -198,12 +198,12 @@ mod tests {
             assert_eq!(chain.open(PLACE, &sealed).expect("it opens"), (plain(), false));
         }
         let identity = chain(&[provider("identity", vec![])]);
-        assert_eq!(identity.seal(PLACE, plain()).expect("as it is"), plain());
+        assert_eq!(identity.seal(PLACE, plain()).expect("unchanged"), plain());
     }
 
-    /// A rotation step by step, on a value of each age.
+    /// The steps of a key rotation, with a value from each step.
     #[test]
-    fn order_says_who_writes_and_what_is_stale() {
+    fn the_order_determines_the_writer_and_stale_values() {
         let (old, new) = (key("old", 1), key("new", 2));
         let identity = || provider("identity", vec![]);
         let before = chain(&[provider("aescbc", vec![old.clone()]), identity()]);
@@ -211,17 +211,17 @@ mod tests {
         let is_stale = |chain: &Chain, value: &Bytes| chain.open(PLACE, value).map(|out| out.1);
         assert!(is_stale(&before, &plain()).expect("plain values are read"));
         let second = chain(&[provider("aescbc", vec![old.clone(), new.clone()]), identity()]);
-        assert!(!is_stale(&second, &sealed).expect("the old key writes still"));
+        assert!(!is_stale(&second, &sealed).expect("the old key still writes"));
         let first = chain(&[provider("aescbc", vec![new.clone(), old.clone()]), identity()]);
-        assert!(is_stale(&first, &sealed).expect("the old key reads still"));
+        assert!(is_stale(&first, &sealed).expect("the old key still reads"));
         let apart = chain(&[provider("aescbc", vec![new.clone()]), provider("aescbc", vec![old])]);
-        assert!(is_stale(&apart, &sealed).expect("a second provider of the kind is asked"));
+        assert!(is_stale(&apart, &sealed).expect("a second provider of the type is tried"));
         let after = chain(&[provider("aescbc", vec![new]), identity()]);
-        let error = is_stale(&after, &sealed).expect_err("the key is gone");
+        let error = is_stale(&after, &sealed).expect_err("the key was removed");
         assert_eq!(error.to_string(), "no matching key was found for the provided AES transformer");
         let off = chain(&[identity(), provider("aescbc", vec![key("old", 1)])]);
         assert!(is_stale(&off, &sealed).expect("decrypting for good"));
-        assert_eq!(off.seal(PLACE, plain()).expect("as it is"), plain());
+        assert_eq!(off.seal(PLACE, plain()).expect("unchanged"), plain());
     }
 
     #[test]

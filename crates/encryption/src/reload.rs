@@ -1,7 +1,7 @@
-//! A configuration file that is followed: changes are taken into use while the server runs.
+//! Follows the configuration file: changes take effect while the server runs.
 //!
-//! In: a path; inotify on its directory. Out: [`Encryption`] with the file's present content. A file
-//! that cannot be used is told about once, and the one before stays in use.
+//! In: a path; inotify on its directory. Out: [`Encryption`] with the file's current content. An unusable
+//! file is logged once, and the previous configuration stays in use.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,13 +12,13 @@ use base::watch::FileWatch;
 use crate::{Encryption, hash};
 
 impl Encryption {
-    /// Follows the file for ever. `may_go`: that the file is not there means that nothing is to be
-    /// encrypted; otherwise it is a mistake, and the last content stays in use.
+    /// Follows the file; never returns. `may_go`: a missing file disables encryption; otherwise it is an
+    /// error, and the last content stays in use.
     pub async fn follow(self: Arc<Self>, path: PathBuf, may_go: bool) {
         let watch = match FileWatch::open(&path) {
             Ok(watch) => watch,
             Err(error) => {
-                tracing::error!(path = %path.display(), %error, "changes of the encryption configuration will not be noticed");
+                tracing::error!(path = %path.display(), %error, "failed to watch the encryption configuration: changes will have no effect");
                 return;
             }
         };
@@ -33,7 +33,9 @@ impl Encryption {
         let content = match std::fs::read(path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound && may_go => {
                 if !self.hash().is_empty() {
-                    tracing::info!("the encryption configuration is gone, nothing is encrypted");
+                    tracing::info!(
+                        "the encryption configuration was removed, nothing is encrypted any more"
+                    );
                     self.unload();
                 }
                 return;
@@ -47,13 +49,13 @@ impl Encryption {
         let now = base::clock::now().as_second();
         match self.load(path).await {
             Ok(()) => {
-                tracing::info!(hash = new, "took a changed encryption configuration into use");
+                tracing::info!(hash = new, "loaded the changed encryption configuration");
                 refused.clear();
                 self.reloads.good.fetch_add(1, Ordering::Relaxed);
                 self.reloads.last_good.store(now, Ordering::Relaxed);
             }
             Err(error) => {
-                tracing::error!(path = %path.display(), %error, "the changed encryption configuration cannot be used, the one before stays");
+                tracing::error!(path = %path.display(), %error, "failed to load the changed encryption configuration, the previous one stays in use");
                 *refused = new;
                 self.reloads.bad.fetch_add(1, Ordering::Relaxed);
                 self.reloads.last_bad.store(now, Ordering::Relaxed);

@@ -1,13 +1,12 @@
-//! The embedded store and a real etcd, side by side on one disk: what docs/performance.md shows.
+//! Compares the embedded store with a real etcd on one disk; the source of docs/performance.md.
 //!
 //! `ETCD=/path/to/etcd cargo run --release -p decapod-etcd --example versus [DIR]`. Without `ETCD`
-//! only our own are measured: the store in this process, the same behind a transformation that
-//! changes nothing (as a server has it for its secrets), and the same served as an etcd by a socket,
-//! which is what is fair to compare with etcd's client. `UPDATES`, `KEYS`, `WATCHERS` and `SECONDS`
-//! make it smaller, to try it.
+//! it measures only our own: the store in this process; the same behind a transformation that changes
+//! nothing (a server has one for its secrets); and the same served as an etcd over a socket, which is
+//! comparable with etcd's client. `UPDATES`, `KEYS`, `WATCHERS` and `SECONDS` make the run smaller.
 //!
-//! Each writes to a directory of its own below the same one, with its own way of syncing, as it comes
-//! except for etcd's quota.
+//! Each subject writes to its own directory below `DIR`, with its own way of syncing and its default
+//! settings, except for etcd's quota.
 
 extern crate decapod_etcd as etcd;
 
@@ -25,7 +24,7 @@ const WRITERS: [usize; 4] = [1, 16, 64, 256];
 const EVENTS: usize = 100;
 const CHURN_KEYS: usize = 10_000;
 
-/// How much of it.
+/// The size of the run.
 #[derive(Clone, Copy)]
 struct Extent {
     puts_for: Duration,
@@ -49,7 +48,7 @@ impl Extent {
     }
 }
 
-/// A store to measure, and the process to look at if it is not this one.
+/// A store to measure, and its process if it is not this one.
 struct Subject {
     name: &'static str,
     store: Arc<dyn Store>,
@@ -60,7 +59,7 @@ struct Subject {
 impl Drop for Subject {
     fn drop(&mut self) {
         if let Some(process) = &mut self.process {
-            // It has ended by itself otherwise.
+            // An error means that it has already exited.
             let _ = process.kill();
             let _ = process.wait();
         }
@@ -75,7 +74,7 @@ async fn write(store: &dyn Store, ops: Vec<Op>) {
     store.txn(Txn { success: ops, ..Txn::default() }).await.expect("the write succeeds");
 }
 
-/// Memory that a process has, and how much of that is not a mapped file.
+/// A process's resident memory, and the anonymous part of it.
 fn memory(process: Option<u32>) -> (u64, u64) {
     let path = process.map_or("/proc/self/status".into(), |pid| format!("/proc/{pid}/status"));
     let status = std::fs::read_to_string(path).expect("Linux");
@@ -86,8 +85,8 @@ fn memory(process: Option<u32>) -> (u64, u64) {
     (kilobytes("VmRSS:") * 1024, kilobytes("RssAnon:") * 1024)
 }
 
-/// What the files take of the disk: some are longer than that, with holes, others shorter than what
-/// was set aside for them.
+/// The disk blocks of the files: a file with holes takes less than its length, one with preallocated
+/// space takes more.
 fn size_of(dir: &Path) -> u64 {
     use std::os::unix::fs::MetadataExt;
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
@@ -104,8 +103,8 @@ fn row(subject: &Subject, what: &str, value: String) {
     println!("| {} | {what} | {value} |", subject.name);
 }
 
-/// What one writer can do at most: a record appended and synced, again and again. Measured before
-/// each of those who write, for others may use the disk, too.
+/// The maximum rate of one writer: appends and syncs a record repeatedly. Measured before each
+/// subject that writes, because other programs may use the disk, too.
 fn disk(dir: &Path, before: &str) {
     use std::io::Write;
     const TIMES: usize = 200;
@@ -148,7 +147,7 @@ async fn puts(subject: &Subject, writers: usize, puts_for: Duration) {
     row(subject, &format!("durable puts of 1 KiB, {writers} writers"), value);
 }
 
-/// Fills in the keys of the range, and says what a key costs in memory.
+/// Writes the keys of the range, and measures the memory per key.
 async fn fill(subject: &Subject, keys: usize) {
     let pid = subject.process.as_ref().map(Child::id);
     let before = memory(pid);
@@ -182,7 +181,7 @@ async fn range(subject: &Subject, keys: usize) {
     );
 }
 
-/// From the first write until each watcher has all events.
+/// Measures from the first write until each watcher has all events.
 async fn fan_out(subject: &Subject, count: usize) {
     let mut watchers = JoinSet::new();
     for _ in 0..count {
@@ -209,14 +208,14 @@ async fn fan_out(subject: &Subject, count: usize) {
     row(subject, &format!("events to {count} watchers"), format!("{rate:.0}/s"));
 }
 
-/// Updates of few keys, then what the files take.
+/// Updates few keys, then measures the files.
 async fn churn(subject: &Subject, updates: usize) {
     for chunk in (0..updates).collect::<Vec<_>>().chunks(100) {
         let key = |i: &usize| put(format!("/churn/{}", i % CHURN_KEYS), VALUE);
         write(&*subject.store, chunk.iter().map(key).collect()).await;
     }
-    // All files, and what the store says is in use of its database: of ours that is the live values
-    // and the retained history.
+    // The size of all files, and the database's size in use according to the store: for ours, the live
+    // values and the retained history.
     let sizes = async || {
         let used = subject.store.status().await.expect("it answers").used_bytes;
         (size_of(&subject.dir), used)
@@ -228,8 +227,8 @@ async fn churn(subject: &Subject, updates: usize) {
     row(subject, &what, megabytes(sizes().await));
     let present = subject.store.revision().await.expect("it answers");
     subject.store.compact(present).await.expect("it is there");
-    // Both clear history away, and give space back, in their own time: until nothing more happens.
-    // Waiting for the file alone was too short: it stays as it is while it is cleared.
+    // Both remove history and free space in the background: wait until the numbers are stable.
+    // The file size alone is not enough: it does not change while history is removed.
     let mut before = sizes().await;
     loop {
         tokio::time::sleep(Duration::from_secs(3)).await;
@@ -300,7 +299,7 @@ async fn measure(subject: &Subject, extent: Extent) {
     churn(subject, extent.updates).await;
 }
 
-/// What stands between the embedded store and its user, on the data that are there.
+/// Measures the layers between the embedded store and its user, with the existing data.
 async fn in_between(subject: &Subject, extent: Extent) {
     for writers in WRITERS {
         puts(subject, writers, extent.puts_for).await;
@@ -309,7 +308,7 @@ async fn in_between(subject: &Subject, extent: Extent) {
     fan_out(subject, extent.watchers).await;
 }
 
-/// Leaves everything as it is.
+/// Changes nothing.
 struct Nothing;
 
 impl store::Transform for Nothing {

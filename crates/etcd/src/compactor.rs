@@ -1,8 +1,8 @@
-//! Forgets old revisions, as upstream's API servers do: every interval, what was the present one
-//! interval ago.
+//! Compacts old revisions like upstream's API servers: in every interval, up to the revision that was
+//! current one interval ago.
 //!
-//! Several servers share one etcd: a key counts the rounds (its version) and only who moves it on
-//! compacts. Upstream's servers use the same key, so both kinds may run side by side.
+//! Several servers share one etcd: a key counts the rounds (by its version), and only the server that
+//! increments it compacts. Upstream's servers use the same key, so both kinds can run side by side.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,24 +12,24 @@ use store::{Compare, Error, KeyRange, Op, OpResult, Result, Revision, Store, Txn
 
 const KEY: &[u8] = b"compact_rev_key";
 
-/// Never ends. Upstream: `--etcd-compaction-interval`.
+/// Never returns. Upstream: `--etcd-compaction-interval`.
 pub async fn run(store: Arc<dyn Store>, interval: Duration) {
     let mut round = Round::default();
     loop {
         tokio::time::sleep(interval).await;
         match round.step(&*store).await {
             Ok(next) => round = next,
-            Err(error) => tracing::warn!(%error, "etcd was not compacted, the next round will be"),
+            Err(error) => tracing::warn!(%error, "failed to compact etcd; the next round retries"),
         }
     }
 }
 
-/// What a server remembers from one round to the next.
+/// A server's state between two rounds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Round {
-    /// The version that the key had.
+    /// The version of the key.
     number: u64,
-    /// The present at that time; 0 before the first round.
+    /// The current revision at that time; 0 before the first round.
     present: Revision,
 }
 
@@ -78,20 +78,20 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_of_two_servers_compacts_what_is_an_interval_old() {
+    async fn one_of_two_servers_compacts_revisions_of_an_interval_ago() {
         let store = Sim::open();
         let old = put(&*store, "1").await;
         let (mut one, mut two) = (Round::default(), Round::default());
         one = one.step(&*store).await.expect("a round");
         two = two.step(&*store).await.expect("a round");
-        assert_eq!((one.number, two.number), (1, 1), "the second learned of the first's round");
-        assert!(readable(&*store, old).await, "nothing is an interval old");
+        assert_eq!((one.number, two.number), (1, 1), "the second sees the first's round");
+        assert!(readable(&*store, old).await, "no revision is an interval old");
         let young = put(&*store, "2").await;
         one = one.step(&*store).await.expect("a round");
         assert_eq!(one.number, 2);
         assert!(!readable(&*store, old).await && readable(&*store, young).await);
         two = two.step(&*store).await.expect("a round");
-        assert_eq!(two.number, 2, "it came too late and compacts nothing");
+        assert_eq!(two.number, 2, "it was too late and compacts nothing");
         assert!(readable(&*store, young).await);
     }
 }

@@ -1,4 +1,4 @@
-//! Between the store's words and etcd's messages.
+//! Converts between the store's types and etcd's messages.
 
 use bytes::Bytes;
 use store::{
@@ -8,7 +8,7 @@ use store::{
 
 use crate::messages as wire;
 
-/// Revisions are positive and far below 2^63; what is not, is as good as the farthest.
+/// Revisions are positive and far below 2^63; larger numbers become the maximum.
 pub fn number(revision: Revision) -> i64 {
     revision.0.try_into().unwrap_or(i64::MAX)
 }
@@ -21,7 +21,7 @@ pub fn at(header: Option<&wire::ResponseHeader>) -> Revision {
     revision(header.map_or(0, |header| header.revision))
 }
 
-/// etcd has no empty key: a range from "" starts at the first key there can be.
+/// etcd has no empty key: a range from "" starts at the first possible key.
 pub fn start(range: &KeyRange) -> Bytes {
     if range.start.is_empty() { Bytes::from_static(b"\0") } else { range.start.clone() }
 }
@@ -50,7 +50,7 @@ pub fn txn(txn: Txn) -> wire::TxnRequest {
     }
 }
 
-/// The lease that an error may be about.
+/// The lease that an error may refer to.
 pub fn first_lease(txn: &Txn) -> LeaseId {
     let lease = |op: &Op| match op {
         Op::Put { lease, .. } if *lease != 0 => Some(*lease),
@@ -130,7 +130,7 @@ pub fn result(op: wire::ResponseOp) -> Result<OpResult> {
     })
 }
 
-/// That a revision is no longer kept.
+/// Whether the error says that a revision is compacted.
 pub fn says_compacted(status: &tonic::Status) -> bool {
     status.message().ends_with("required revision has been compacted")
 }

@@ -1,21 +1,21 @@
-//! One stream of etcd for many watches: whoever watches a part of its range reads along.
+//! One etcd stream for many watches: all watches of parts of its range read from it.
 //!
 //! ```text
 //! etcd ═ one stream ═► Hub ─┬─► feed of /registry/pods/    ─► Reader ─► its watch
-//!          asks how far     ├─► feed of /registry/secrets/ ─► Reader ─► its watch
-//!          it is            └─► ring: the last events, for who joins or was too slow
+//!          requests         ├─► feed of /registry/secrets/ ─► Reader ─► its watch
+//!          progress         └─► ring: the last events, for readers that join or were too slow
 //! ```
 //!
 //! In: a range, and etcd. Out: feeds, each with the events of its own range. An API server has a
-//! watch per resource; one stream costs etcd one watcher and one comparison a change, and tells how
-//! far all of them are with one answer.
+//! watch per resource; one stream costs etcd one watcher and one comparison per change, and one answer
+//! reports the progress of all watches.
 //!
-//! Invariants: what was joined at a revision gets every later event of its range once, in order, or
-//! its feed ends: a slow reader is let go, never waited for, and joins again where it is, or reads
-//! history by itself until the ring has what it lacks. A reader is told of progress only when etcd
-//! said that everything up to there was sent, and never of less than it had heard of when it asked:
-//! a member that lags behind the leader answers too early. A quiet stream asks now and then all the
-//! same, so that compaction does not pass by where it would go on after a break.
+//! Invariants: a reader that joins at a revision gets every later event of its range once, in order, or
+//! its feed ends: a slow reader is dropped, never waited for, and joins again at its position, or reads
+//! history from its own stream until the ring has what it lacks. A reader gets progress only after etcd
+//! reported that everything up to it was sent, and at least the revision known when it asked: a member
+//! that lags behind the leader answers too early. A quiet stream also requests progress periodically, so
+//! that compaction does not pass the revision where it would resume after a break.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -34,10 +34,10 @@ use tonic::Status;
 use crate::rpc::{self, Rpc};
 use crate::watch::{ASK_AGAIN, Link, Opened, RECONNECT_CEILING, RECONNECT_FIRST, Said, open};
 
-/// What a joining reader finds at most; who lacks more asks etcd.
+/// The ring's limits; a reader that lacks more asks etcd.
 const RING_ITEMS: usize = 4096;
 const RING_BYTES: usize = 8 << 20;
-/// Items that may wait for a reader before it is let go.
+/// Items that may wait for a reader before it is dropped.
 const FEED: usize = 64;
 
 /// All changes of one revision.
@@ -45,7 +45,7 @@ type Change = (Revision, Arc<[Event]>);
 
 pub(crate) struct Hub {
     inner: Arc<Inner>,
-    /// Dropped with the last reader: the stream ends.
+    /// Dropped with the last reader: then the stream ends.
     _alive: oneshot::Sender<()>,
 }
 
@@ -54,13 +54,13 @@ struct Inner {
     range: KeyRange,
     /// Held for a few map operations, never across an await.
     state: Mutex<State>,
-    /// Wakes the stream: somebody wants to know how far it is.
+    /// Wakes the stream: a reader wants its progress.
     asked: Notify,
-    /// How long it may be quiet.
+    /// The maximum time without an answer before it requests progress.
     quiet: Duration,
     begun: watch::Sender<Begun>,
-    /// This etcd's answers about progress may overtake events. All keys are watched instead, and each
-    /// revision is known by its events.
+    /// This etcd's progress answers may overtake events. Then all keys are watched, and the events give each
+    /// revision.
     is_old: AtomicBool,
 }
 
@@ -70,14 +70,14 @@ enum Begun {
     Failed(Status),
 }
 
-/// What a reader gets when it joins.
+/// The result of joining.
 pub(crate) struct Joined {
-    /// What it lacked.
+    /// The events that the reader lacked.
     pub missed: Vec<Change>,
     pub feed: Feed,
 }
 
-/// A reader's place; dropping it is leaving.
+/// A reader's feed; dropping it leaves the hub.
 pub(crate) struct Feed {
     pub items: mpsc::Receiver<WatchItem>,
     inner: Arc<Inner>,
@@ -85,7 +85,7 @@ pub(crate) struct Feed {
 }
 
 impl Feed {
-    /// Asks for a `Progress` of at least `target`.
+    /// Requests a `Progress` of at least `target`.
     pub fn want(&self, target: Revision) {
         self.inner.state().want(self.id, target);
         self.inner.asked.notify_one();
@@ -120,7 +120,7 @@ impl Hub {
         Arc::new(Self { inner, _alive: alive })
     }
 
-    /// Waits until there is a stream: what is written later passes here.
+    /// Waits until there is a stream: it will contain all later writes.
     pub async fn begun(&self) -> Result<(), Status> {
         let mut begun = self.inner.begun.subscribe();
         let known = begun.wait_for(|begun| !matches!(begun, Begun::NotYet)).await;
@@ -130,7 +130,7 @@ impl Hub {
         }
     }
 
-    /// From `next` on, with a `Progress` of at least `owes`; `None` if that is no longer here.
+    /// Joins at `next`, with a `Progress` of at least `owes`; `None` if the ring no longer has `next`.
     pub fn join(&self, range: &KeyRange, next: Revision, owes: Option<Revision>) -> Option<Joined> {
         let (missed, id, items) = self.inner.state().join(range, next)?;
         let feed = Feed { items, inner: self.inner.clone(), id };
@@ -140,7 +140,7 @@ impl Hub {
         Some(Joined { missed, feed })
     }
 
-    /// Whether a reader that is at `next` could join.
+    /// Whether a reader at `next` could join.
     pub fn covers(&self, next: Revision) -> bool {
         self.inner.state().covers(next)
     }
@@ -149,7 +149,7 @@ impl Hub {
         self.inner.is_old.load(Ordering::Relaxed)
     }
 
-    /// The newest revision that anybody here has heard of.
+    /// The newest known revision.
     pub fn heard(&self) -> Revision {
         self.inner.rpc.heard()
     }
@@ -160,7 +160,7 @@ impl Inner {
         self.state.lock().expect("no panic under the lock")
     }
 
-    /// Keeps a stream open, for ever.
+    /// Keeps a stream open; never returns.
     async fn run(&self) {
         let mut backoff = Backoff::new(RECONNECT_FIRST, RECONNECT_CEILING).with_jitter(0.5);
         loop {
@@ -182,13 +182,13 @@ impl Inner {
                 }
             };
             let delay = backoff.step();
-            tracing::debug!(%status, ?delay, "the etcd watch broke and is opened again");
+            tracing::debug!(%status, ?delay, "the etcd watch stream broke; reconnecting");
             tokio::time::sleep(delay).await;
         }
     }
 
-    /// Opens the stream where the last one ended. It begins with what was seen already: etcd says
-    /// nothing of progress to a watch of the future.
+    /// Opens the stream at the last revision seen, because etcd sends no progress to a watch of a future
+    /// revision.
     async fn connect(&self) -> Result<Box<Link>, Status> {
         let is_old = self.rpc.answers_overtake_events().await?;
         self.is_old.store(is_old, Ordering::Relaxed);
@@ -210,18 +210,18 @@ impl Inner {
         }
     }
 
-    /// The stream cannot begin where the last one ended. etcd says so instead of opening it, or, when
-    /// it looks later, on the open one.
+    /// The stream cannot resume because of a compaction. etcd says so instead of opening it, or later on the
+    /// open stream.
     fn compacted(&self, floor: Revision) -> Status {
         self.state().compacted(floor);
         Status::out_of_range(format!("compacted at {floor}"))
     }
 
-    /// Passes on what the stream brings, until it breaks.
+    /// Passes the stream's events on, until it breaks.
     async fn follow(&self, mut link: Link) -> Status {
         let is_old = self.is_old.load(Ordering::Relaxed);
         let mut is_due = self.state().wants();
-        // Since when an answer about progress is waited for, and nothing has come.
+        // Since when a progress answer is pending and nothing has arrived.
         let mut asked_at = None;
         loop {
             let wants = !is_old && self.state().wants();
@@ -259,7 +259,7 @@ impl Inner {
     }
 }
 
-/// What must be watched to know how far one is.
+/// The range that must be watched to know the progress.
 pub(crate) fn seen_range(range: &KeyRange, is_old: bool) -> KeyRange {
     if is_old { KeyRange::prefix(Bytes::new()) } else { range.clone() }
 }
@@ -277,21 +277,21 @@ pub(crate) fn within(inner: &KeyRange, outer: &KeyRange) -> bool {
 
 #[derive(Default)]
 struct State {
-    /// Everything up to here was passed on; `None` while there is no stream that goes on from there.
+    /// Everything up to here was passed on; `None` while no stream resumes from there.
     at: Option<Revision>,
-    /// etcd has compacted that revision itself: the next stream begins behind it.
+    /// etcd has compacted that revision itself: the next stream begins after it.
     is_seen_gone: bool,
-    /// The ring has all events above.
+    /// The ring has all events after this revision.
     floor: Revision,
     ring: VecDeque<Change>,
     ring_bytes: usize,
     readers: HashMap<u64, Subscriber>,
-    /// Who watches `/registry/pods/`, by just that.
+    /// Readers of exactly one path, e.g. `/registry/pods/`.
     paths: HashMap<Bytes, Vec<u64>>,
     /// Readers of ranges of another shape.
     others: Vec<u64>,
     next_id: u64,
-    /// Who waits for a `Progress`, and of what.
+    /// Readers that wait for a `Progress`, with its minimum.
     owing: HashMap<u64, Revision>,
 }
 
@@ -310,19 +310,19 @@ impl State {
 
     fn compacted(&mut self, floor: Revision) {
         match self.at {
-            // What was seen is gone, and all that was not is there.
+            // The last seen revision is compacted, but all later ones exist.
             Some(at) if floor.0 <= at.0 + 1 && !self.is_seen_gone => self.is_seen_gone = true,
-            // Readers learn by themselves whether that concerns them.
+            // Each reader finds out by itself whether that affects it.
             _ => self.lose(),
         }
     }
 
-    /// There is a gap: nobody can go on from here. Readers learn how far they were.
+    /// There is a gap, so no reader can continue. Readers learn their progress.
     fn lose(&mut self) {
         let next_id = self.next_id;
         if let Some(at) = self.at {
             for reader in self.readers.values() {
-                // An error: it is slow, and knows where it is by its events.
+                // An error means that the reader is slow; it knows its position by its events.
                 let _ = reader.feed.try_send(WatchItem::Progress(at));
             }
         }
@@ -406,7 +406,7 @@ impl State {
         self.tell();
     }
 
-    /// To each reader what concerns it.
+    /// Passes events to the readers of their keys.
     fn pass(&mut self, revision: Revision, events: &Arc<[Event]>) {
         let mut parts: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
         for (at, event) in events.iter().enumerate() {
@@ -419,7 +419,7 @@ impl State {
         }
     }
 
-    /// `/registry/pods/default/web` concerns who watches `/registry/pods/default/`,
+    /// The key `/registry/pods/default/web` concerns readers of `/registry/pods/default/`,
     /// `/registry/pods/`, `/registry/`, `/`.
     fn concerned<'a>(&'a self, key: &'a [u8]) -> impl Iterator<Item = u64> + 'a {
         let ends = key.iter().enumerate().filter(|(_, byte)| **byte == b'/');
@@ -438,7 +438,7 @@ impl State {
         }
     }
 
-    /// Says how far it is to those that waited for no more.
+    /// Sends progress to the readers whose minimum is reached.
     fn tell(&mut self) {
         let Some(at) = self.at else { return };
         if self.owing.is_empty() {
@@ -451,7 +451,7 @@ impl State {
         }
     }
 
-    /// Who does not take it is let go.
+    /// Drops a reader that does not take the item.
     fn send(&mut self, id: u64, item: WatchItem) {
         let Some(reader) = self.readers.get(&id) else { return };
         if reader.feed.try_send(item).is_err() {
@@ -460,13 +460,13 @@ impl State {
     }
 }
 
-/// The prefix, if the range is all below a path.
+/// The prefix, if the range contains exactly the keys below a path.
 fn path(range: &KeyRange) -> Option<Bytes> {
     let is_path = range.start.ends_with(b"/") && range.end == store::prefix_end(&range.start);
     is_path.then(|| range.start.clone())
 }
 
-/// Some of the events; shared if they are all.
+/// A part of the events; shared if it is all of them.
 fn pick(events: &Arc<[Event]>, part: &[usize]) -> Arc<[Event]> {
     if part.len() == events.len() {
         return events.clone();
@@ -514,9 +514,9 @@ mod tests {
         state.events(&prefix("/registry/"), vec![(Revision(revision), events)]);
     }
 
-    /// etcd was away, and compacted: what was passed on last may go, what was not may not.
+    /// After an outage, the last revision passed on may be compacted, later ones may not.
     #[test]
-    fn a_stream_goes_on_behind_a_compacted_revision_or_not_at_all() {
+    fn a_stream_resumes_after_a_compacted_revision_or_not_at_all() {
         let check = |floors: &[u64], expected: (Option<Revision>, bool)| {
             let mut state = begun(10);
             floors.iter().for_each(|floor| state.compacted(Revision(*floor)));
@@ -550,10 +550,10 @@ mod tests {
     }
 
     #[test]
-    fn each_reader_gets_its_own_and_no_more() {
+    fn each_reader_gets_only_its_events() {
         let check = |range: KeyRange, expected: &[&str]| {
             let mut state = begun(1);
-            let (_, _, mut items) = state.join(&range, Revision(2)).expect("it is the present");
+            let (_, _, mut items) = state.join(&range, Revision(2)).expect("the current revision");
             write(&mut state, 2, &["/registry/pods/a/x"]);
             write(&mut state, 3, &["/registry/pods/b/x", "/registry/podsets/a/x"]);
             write(&mut state, 4, &["/registry/pods", "/elsewhere"]);
@@ -574,7 +574,7 @@ mod tests {
     }
 
     #[test]
-    fn who_joins_late_finds_what_it_lacks() {
+    fn a_late_reader_gets_the_missed_events() {
         let check = |next: u64, expected: Option<&[&str]>| {
             let mut state = begun(5);
             for revision in 5..9 {
@@ -597,7 +597,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_reader_is_let_go_and_others_are_not() {
+    fn only_a_slow_reader_is_dropped() {
         let mut state = begun(1);
         let range = prefix("/registry/");
         let (_, slow, mut slow_items) = state.join(&range, Revision(2)).expect("the present");
@@ -609,7 +609,7 @@ mod tests {
         }
         assert_eq!(seen, 198);
         assert!(!state.readers.contains_key(&slow) && state.readers.contains_key(&quick));
-        assert_eq!(received(&mut slow_items).len(), FEED, "what it had, and then the end");
+        assert_eq!(received(&mut slow_items).len(), FEED, "the queued items, and then the end");
         assert!(slow_items.is_closed());
         let at = Revision(2 + FEED as u64);
         let (missed, ..) = state.join(&range, at).expect("the ring has it");
@@ -617,7 +617,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ring_has_a_bound() {
+    fn the_ring_is_bounded() {
         let mut state = begun(1);
         for revision in 2..12 {
             let events = vec![event("/registry/big/x", revision, RING_BYTES / 4)];
@@ -628,7 +628,7 @@ mod tests {
     }
 
     #[test]
-    fn progress_waits_for_what_was_heard_of() {
+    fn progress_waits_for_the_newest_known_revision() {
         let mut state = begun(1);
         let range = prefix("/registry/pods/");
         let (_, id, mut items) = state.join(&range, Revision(2)).expect("the present");
@@ -639,16 +639,16 @@ mod tests {
         assert_eq!(received(&mut items), [""; 0], "a member that lags behind");
         assert!(state.wants());
         write(&mut state, 4, &["/registry/nodes/x"]);
-        assert_eq!(received(&mut items), ["at 4"], "another's event says it too");
+        assert_eq!(received(&mut items), ["at 4"], "an event of another reader counts, too");
         assert!(!state.wants());
         state.reached(Revision(9));
         state.lose();
-        assert_eq!(received(&mut items), ["at 9"], "it goes on from there by itself");
+        assert_eq!(received(&mut items), ["at 9"], "later progress continues");
         assert!(items.is_closed() && !state.covers(Revision(5)));
     }
 
     #[test]
-    fn ranges_lie_within_others() {
+    fn ranges_within_others() {
         let check = |inner: KeyRange, outer: KeyRange, expected: bool| {
             assert_eq!(within(&inner, &outer), expected, "{inner:?} in {outer:?}");
         };

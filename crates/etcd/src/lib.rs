@@ -1,13 +1,13 @@
-//! etcd's v3 API, both ways: a real etcd cluster as the store (the way out of one machine), and any
-//! store served as an etcd ([`server`]).
+//! etcd's v3 API in both directions: a real etcd cluster as the store (to grow beyond one machine), and
+//! any store served as an etcd ([`server`]).
 //!
-//! In: etcd's endpoints and how to trust them. Out: [`store::Store`]. Every call is one of etcd's v3
-//! API, over gRPC; messages are written by hand, since a fresh machine has no protoc.
+//! In: etcd's endpoints, CA and credentials. Out: [`store::Store`]. Every call is one of etcd's v3
+//! API, over gRPC; messages are written by hand, because a fresh machine has no protoc.
 //!
 //! Invariants: nothing is cached here, reads are linearizable; every call ends within the time of
-//! [`Patience`]; a call that fails without etcd's word is `Unavailable`, and if it was a write, its fate
-//! is unknown, as with etcd's own client. Watches reconnect by themselves and go on where they were, at
-//! another member if theirs is silent; those of the registry share one stream.
+//! [`Patience`]; a call that fails without an answer of etcd is `Unavailable`, and the outcome of such a
+//! write is unknown, as with etcd's own client. Watches reconnect automatically and resume, at another
+//! member if theirs is silent; those of the registry share one stream.
 
 pub mod compactor;
 mod convert;
@@ -38,39 +38,39 @@ use rpc::{Rpc, unavailable};
 /// Items that may wait in a watch; its task waits for the reader, and etcd for the task.
 const WATCH_QUEUE: usize = 64;
 
-/// Servers compact what is five minutes old.
+/// Servers compact revisions that are five minutes old.
 const ASK_EVERY: Duration = Duration::from_secs(60);
 
-/// Where Kubernetes keeps its objects.
+/// The prefix of Kubernetes' objects.
 const REGISTRY: &[u8] = b"/registry/";
 
-/// What etcd said, before it is put in the store's words.
+/// etcd's answer, before it is converted to the store's types.
 type Answer<T> = std::result::Result<T, Status>;
 
-/// Where etcd is and how both sides prove who they are.
+/// The endpoints of etcd, and the credentials of both sides.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// As `https://10.0.0.1:2379`.
+    /// For example `https://10.0.0.1:2379`.
     pub endpoints: Vec<String>,
-    /// PEM; without it the system's roots are not asked either: an `https` endpoint is then refused.
+    /// PEM; without it, `https` endpoints are refused: the system's CAs are not used.
     pub ca_pem: Option<Vec<u8>>,
     /// The client's certificate chain and key, PEM.
     pub identity_pem: Option<(Vec<u8>, Vec<u8>)>,
     /// Watches below this prefix share a stream [default: `/registry/`]
     pub shared_prefix: Option<bytes::Bytes>,
-    /// A quiet watch asks so often how far it is: several times for each compaction [default: 1m]
+    /// How often a quiet watch requests progress: several times per compaction [default: 1m]
     pub ask_every: Option<Duration>,
-    /// How long calls may take [default: `Patience::default()`]
+    /// Timeouts of calls [default: `Patience::default()`]
     pub patience: Option<Patience>,
 }
 
 pub struct Etcd {
     rpc: Rpc,
-    /// A connection of its own for what may be read slowly.
+    /// A separate connection for streams that may be read slowly.
     slow: Rpc,
     shared_prefix: bytes::Bytes,
     ask_every: Duration,
-    /// The stream of the watches below that prefix, from the first of them on.
+    /// The stream of the watches below that prefix; it starts with the first of them.
     shared: OnceLock<Arc<Hub>>,
     tasks: Tasks,
 }
@@ -90,7 +90,7 @@ impl Etcd {
         }))
     }
 
-    /// The stream that a watch of this range reads along.
+    /// The hub for a watch of this range.
     fn hub(&self, range: &KeyRange) -> Arc<Hub> {
         let start = |range| Hub::start(self.rpc.clone(), range, self.ask_every, &self.tasks);
         let together = KeyRange::prefix(self.shared_prefix.clone());
@@ -100,7 +100,7 @@ impl Etcd {
         self.shared.get_or_init(|| start(together)).clone()
     }
 
-    /// The reader of a new watch, and where it begins.
+    /// The reader of a new watch, and its first revision.
     async fn reader(
         &self,
         request: WatchRequest,
@@ -130,7 +130,7 @@ impl Etcd {
         self.tasks.stop_signal().or(self.rpc.call(path, request)).await.ok_or_else(rpc::closed)?
     }
 
-    /// A list of everything in a range may take longer than other calls.
+    /// A list without a limit may take longer than other calls.
     async fn ask(&self, wire: messages::RangeRequest) -> Answer<messages::RangeResponse> {
         if wire.limit > 0 || wire.count_only || wire.range_end.is_empty() {
             return self.call("/etcdserverpb.KV/Range", wire).await;
@@ -138,8 +138,8 @@ impl Etcd {
         self.tasks.stop_signal().or(self.rpc.list(wire)).await.ok_or_else(rpc::closed)?
     }
 
-    /// The error of a call that named a revision, with what etcd does not say: the floor or the
-    /// present.
+    /// The error of a call with a revision, completed with the oldest or the current revision, which etcd
+    /// does not report.
     async fn revision_error(&self, status: Status, requested: Revision) -> Error {
         match () {
             () if convert::says_compacted(&status) => match watch::floor(&self.rpc).await {
@@ -258,7 +258,7 @@ impl Store for Etcd {
             let lease: Answer<messages::LeaseTimeToLiveResponse> =
                 self.call("/etcdserverpb.Lease/LeaseTimeToLive", wire).await;
             let lease = lease.map_err(|s| unavailable(&s))?;
-            // It may have ended meanwhile.
+            // It may have expired meanwhile.
             if lease.ttl >= 0 {
                 leases.push(Lease {
                     id,
@@ -356,7 +356,7 @@ impl Store for Etcd {
         match answer {
             Ok(answer) => Ok(convert::revision(answer.revision)),
             Err(status) if status.code() == Code::Unimplemented => {
-                Err(Error::Unsupported("etcd does not know when its revisions came to be"))
+                Err(Error::Unsupported("etcd cannot convert a time to a revision"))
             }
             Err(status) => Err(self.revision_error(status, Revision(0)).await),
         }

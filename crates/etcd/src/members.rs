@@ -1,17 +1,17 @@
-//! The members of an etcd: which of them is asked next, and which is left alone for a while.
+//! The members of an etcd cluster: chooses the next one to call, and avoids failed ones for a while.
 //!
-//! In: endpoints. Out: a connection for each, and the choice among them.
+//! In: endpoints. Out: a connection to each, and the choice among them.
 //!
 //! ```text
 //! chosen by: not silent, not set aside, few calls pending ─► called
 //!    ▲                                                        │ no connection, no answer in time,
-//!    └── a probe is answered ◄── set aside, probed ◄──────────┘ or the word that it cannot serve
+//!    └── a probe is answered ◄── set aside, probed ◄──────────┘ or an answer that it cannot serve
 //! ```
 //!
-//! Invariants: a member that is set aside is still asked where all others were; a probe is a
-//! linearizable read, so that a member that is cut off from the others does not pass.
-//! Upstream: gRPC's round robin asks each member in turn until keep-alive finds that one is gone, 40 s
-//! later.
+//! Invariants: a member that is set aside is still called after all others have failed; a probe is a
+//! linearizable read, so that a member without contact to the leader does not pass.
+//! Upstream: gRPC's round robin calls each member in turn, until keep-alive detects a failed one after
+//! 40 s.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -27,35 +27,35 @@ use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity
 
 use crate::Options;
 
-/// As upstream's API server does.
+/// The same as upstream's API server.
 const KEEP_ALIVE_EVERY: Duration = Duration::from_secs(30);
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(10);
-/// What etcd may send before it is asked to go on. The usual 64 KiB for the whole of a connection are
-/// a stop for every sixty objects of a list, and for all watches together.
+/// The flow control windows. The default of 64 KiB for a whole connection would pause the transfer after
+/// every sixty objects of a list, and pause all watches together.
 const STREAM_WINDOW: u32 = 2 << 20;
 const CONNECTION_WINDOW: u32 = 16 << 20;
-/// Lists have no limit of their own; upstream's client sets none either.
+/// Lists have no limit of size; upstream's client sets none either.
 const ANSWER_LIMIT: usize = i32::MAX as usize;
-/// How often a member that is set aside is probed.
+/// The probe intervals of a member that is set aside.
 const PROBE_FIRST: Duration = Duration::from_millis(100);
 const PROBE_CEILING: Duration = Duration::from_secs(2);
 
-/// How long this side waits for the other.
+/// Timeouts.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
-    /// For a connection.
+    /// For connecting.
     pub connect: Duration,
-    /// For an answer. etcd itself gives up a request after 7 s, and says so.
+    /// For an answer. etcd itself cancels a request after 7 s and returns an error.
     pub call: Duration,
-    /// For the answer to a read without a limit. Upstream: the time of a request.
+    /// For the answer to a read without a limit. Upstream: the timeout of a request.
     pub list: Duration,
-    /// For an answer to a read, before another member is asked the same; a member that answered
-    /// nothing for so long is not the first choice.
+    /// For an answer to a read before another member is asked, too. A member without any answer for this
+    /// long is not the first choice.
     pub silence: Duration,
 }
 
 impl Patience {
-    /// For the first word of a stream.
+    /// For the first answer of a stream.
     pub fn open(&self) -> Duration {
         self.call / 2
     }
@@ -74,7 +74,7 @@ impl Default for Patience {
 
 pub(crate) struct Members {
     all: Vec<Arc<Member>>,
-    /// Where the next search begins: equals take turns.
+    /// Where the next search begins, so that equal members take turns.
     turn: AtomicUsize,
     pub patience: Patience,
     tasks: Tasks,
@@ -86,30 +86,30 @@ pub(crate) struct Member {
     pub grpc: Grpc<Channel>,
     /// Held for a few assignments, never across an await.
     state: Mutex<State>,
-    /// How often it fell silent; those who hold a stream of it go elsewhere then.
+    /// How often it fell silent; then users of its streams switch to other members.
     silences: watch::Sender<u64>,
 }
 
 #[derive(Default)]
 struct State {
     pending: usize,
-    /// Since when calls are pending and none was answered.
+    /// Since when calls are pending without any answer.
     quiet_since: Option<Instant>,
     standing: Standing,
 }
 
-/// What is thought of a member. The less, the better.
+/// The state of a member; lower is better.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Standing {
     #[default]
     Well,
-    /// It takes no connection, or says that it cannot serve: set aside.
+    /// It refuses connections, or answers that it cannot serve: set aside.
     Unwilling,
-    /// It lets callers wait: set aside, too, and the last choice.
+    /// It does not answer calls: set aside, and the last choice.
     Silent,
 }
 
-/// A call that waits for its answer; dropping it is giving up.
+/// A pending call; dropping it gives the call up.
 pub(crate) struct Pending(Arc<Member>);
 
 impl Pending {
@@ -140,7 +140,7 @@ impl Member {
         Pending(self.clone())
     }
 
-    /// Whether calls are pending and none was answered for so long.
+    /// Whether calls were pending without any answer for this long.
     pub fn is_silent(&self, patience: Duration) -> bool {
         self.state().quiet_since.is_some_and(|since| since.elapsed() >= patience)
     }
@@ -150,7 +150,7 @@ impl Member {
         self.silences.subscribe()
     }
 
-    /// The less, the better.
+    /// Lower is better.
     fn rank(&self, silence: Duration) -> (Standing, usize) {
         let now = if self.is_silent(silence) { Standing::Silent } else { Standing::Well };
         let state = self.state();
@@ -187,7 +187,7 @@ impl Members {
         self.all.len()
     }
 
-    /// The best of those that were not tried yet; `None` when all were.
+    /// The best member that was not tried yet; `None` if all were.
     pub fn choose(&self, tried: &[Arc<Member>]) -> Option<Arc<Member>> {
         let from = self.turn.fetch_add(1, Ordering::Relaxed) % self.all.len();
         let (before, after) = self.all.split_at(from);
@@ -196,8 +196,7 @@ impl Members {
         ranked.min_by_key(|member| member.rank(self.patience.silence)).cloned()
     }
 
-    /// Another is asked first, until a probe finds that this one serves. Streams of a silent one are
-    /// worth nothing either.
+    /// Prefers other members until a probe succeeds. The streams of a silent member are dropped, too.
     pub fn set_aside(self: &Arc<Self>, member: &Arc<Member>, standing: Standing, why: &str) {
         if self.all.len() == 1 {
             return;
@@ -214,7 +213,7 @@ impl Members {
         if before != Standing::Well {
             return;
         }
-        tracing::warn!(member = member.url, why, "an etcd member is set aside");
+        tracing::warn!(member = member.url, why, "setting an etcd member aside");
         let (members, member) = (self.clone(), member.clone());
         self.tasks.spawn("etcd probe", async move { members.probe(&member).await });
     }
@@ -275,7 +274,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn equals_take_turns_and_the_busy_wait() {
+    async fn equal_members_take_turns_and_busy_ones_wait() {
         let (members, _tasks) = members(3);
         let first: Vec<usize> =
             (0..3).filter_map(|_| members.choose(&[])).map(|member| member.at).collect();
@@ -294,25 +293,29 @@ mod tests {
         assert!(members.all.iter().all(|member| member.state().pending == 0));
     }
 
-    /// One that answers some of its calls is not silent, one that answers none is the last choice.
+    /// A member that answers some of its calls is not silent; one that answers none is the last choice.
     #[tokio::test(start_paused = true)]
-    async fn silence_counts_more_than_what_is_pending() {
+    async fn silence_counts_more_than_pending_calls() {
         let (members, _tasks) = members(2);
         let (slow, frozen) = (members.all[0].clone(), members.all[1].clone());
         let busy: Vec<Pending> = (0..9).map(|_| slow.begin()).collect();
         let _waits = frozen.begin();
         tokio::time::advance(Duration::from_millis(999)).await;
         slow.begin().answered();
-        assert_eq!(members.choose(&[]).map(|member| member.at), Some(1), "it has less to do");
+        assert_eq!(
+            members.choose(&[]).map(|member| member.at),
+            Some(1),
+            "it has fewer pending calls"
+        );
         tokio::time::advance(Duration::from_millis(1)).await;
         assert!(frozen.is_silent(members.patience.silence));
         assert_eq!(members.choose(&[]).map(|member| member.at), Some(0));
         drop(busy);
-        assert!(!slow.is_silent(Duration::ZERO), "nothing is asked of it");
+        assert!(!slow.is_silent(Duration::ZERO), "it has no pending calls");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_member_that_is_set_aside_is_the_last_choice() {
+    async fn a_member_set_aside_is_the_last_choice() {
         let (members, tasks) = members(2);
         let (well, aside) = (members.all[0].clone(), members.all[1].clone());
         let silences = aside.silences();

@@ -1,5 +1,5 @@
-//! The messages of etcd's v3 API. Field numbers are etcd's; what nobody here sends or reads is absent
-//! (the wire skips it). Those that only a server needs are in [`crate::server::messages`].
+//! The messages of etcd's v3 API. Field numbers are etcd's; unused fields are absent (decoding skips
+//! them). Messages that only a server needs are in [`crate::server::messages`].
 
 use bytes::Bytes;
 use prost::{Enumeration, Message, Oneof};
@@ -265,7 +265,7 @@ pub struct LeaseGrantResponse {
     pub ttl: i64,
 }
 
-/// Of a revocation and of a keep-alive.
+/// The request of a revocation and of a keep-alive.
 #[derive(Clone, PartialEq, Message)]
 pub struct LeaseRequest {
     #[prost(int64, tag = "1")]
@@ -390,7 +390,7 @@ pub struct LeaseTimeToLiveResponse {
     pub keys: Vec<Bytes>,
 }
 
-/// A request that says nothing.
+/// A request without fields.
 #[derive(Clone, PartialEq, Message)]
 pub struct Empty {}
 
@@ -428,7 +428,7 @@ pub struct StatusResponse {
     pub storage_version: String,
     #[prost(int64, tag = "12")]
     pub db_size_quota: i64,
-    /// From here on ours, not etcd's, whose clients skip it: what is behind a served store.
+    /// From here on the fields are ours, about the backend of a served store; etcd's clients skip them.
     #[prost(string, tag = "1000")]
     pub backend: String,
     #[prost(uint64, repeated, tag = "1001")]

@@ -1,10 +1,10 @@
-//! The calls, by name.
+//! The gRPC calls, by name.
 //!
-//! Invariants: every call ends, within its [`Patience`](crate::members::Patience); a write is sent
-//! once: it goes to another member only where the first cannot have heard it. A read goes to another
-//! member when the first is silent, and the first answer counts.
+//! Invariants: every call ends within its [`Patience`](crate::members::Patience). A write is sent once: it
+//! goes to another member only if the first cannot have received it. A read also goes to another member
+//! if the first is silent, and the first answer is used.
 //!
-//! Upstream: etcd's own client repeats the same calls in the same cases; it does not ask two members.
+//! Upstream: etcd's own client repeats the same calls in the same cases, but never asks two members.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -26,15 +26,15 @@ use tonic_prost::ProstCodec;
 use crate::members::{Member, Members, Patience, Standing};
 use crate::{Options, convert, messages as wire};
 
-/// How often all members are tried, and the pauses in between: about a second and a half, the time
-/// that an election takes.
+/// The number of rounds over all members, and the pauses between them: about 1.5 s in all, the duration of
+/// an election.
 const ROUNDS: usize = 8;
 const AGAIN_FIRST: Duration = Duration::from_millis(25);
 const AGAIN_CEILING: Duration = Duration::from_millis(500);
-/// Lists take longer, and cost more: so many times as long until another is asked for one.
+/// Lists take longer and cost more: the factor of the time until another member is asked.
 const LIST_FACTOR: u32 = 5;
 const RANGE: &str = "/etcdserverpb.KV/Range";
-/// What may be called twice.
+/// Calls that may be repeated.
 const READS: &[&str] = &[
     RANGE,
     "/etcdserverpb.Lease/LeaseLeases",
@@ -46,18 +46,18 @@ const READS: &[&str] = &[
 #[derive(Clone)]
 pub(crate) struct Rpc {
     members: Arc<Members>,
-    /// The newest revision that etcd has named.
+    /// The newest revision in etcd's answers.
     heard: Arc<AtomicU64>,
 }
 
-/// A call that brought no answer.
+/// A call without an answer.
 struct Failed {
     status: Status,
-    /// The member cannot have heard of it.
+    /// The member cannot have received it.
     is_unsent: bool,
 }
 
-/// Whether a message left, decided once: by who sends it, or by who gives up.
+/// Whether a message was sent, decided once: by the sender, or by the caller that gives up.
 #[derive(Clone, Default)]
 struct Fate(Arc<AtomicU8>);
 
@@ -72,12 +72,12 @@ impl Fate {
         outcome.is_ok()
     }
 
-    /// True if it had not left, and never will.
+    /// True if it was not sent and never will be.
     fn give_up(&self) -> bool {
         self.decide(Self::GIVEN_UP) || self.0.load(Ordering::Acquire) == Self::GIVEN_UP
     }
 
-    /// The one message, unless it was given up before the connection asked for it.
+    /// The one message, unless it was given up before the connection took it.
     fn message<Q: Send + 'static>(&self, message: Q) -> impl futures::Stream<Item = Q> + use<Q> {
         let fate = self.clone();
         futures::stream::once(async move {
@@ -89,7 +89,7 @@ impl Fate {
     }
 }
 
-/// A stream, and the news that its member fell silent.
+/// A stream, and the member it comes from.
 pub(crate) struct Opened<A> {
     pub answers: Streaming<A>,
     pub source: Source,
@@ -103,16 +103,20 @@ pub(crate) struct Source {
 }
 
 impl Source {
-    /// Resolves when calls to the same member got no answer.
+    /// Resolves when the member does not answer calls.
     pub async fn is_silent(&mut self) -> Status {
-        // The sender is in the member, which is here.
+        // The member holds the sender, and it is alive here.
         let _ = self.silences.changed().await;
         self.silence()
     }
 
-    /// The stream should have brought something.
+    /// The stream should have sent something.
     pub fn fell_silent(&self) -> Status {
-        self.members.set_aside(&self.member, Standing::Silent, "a watch brings nothing");
+        self.members.set_aside(
+            &self.member,
+            Standing::Silent,
+            "a watch gets no events or progress",
+        );
         self.silence()
     }
 
@@ -130,7 +134,7 @@ impl Rpc {
         self.members.patience
     }
 
-    /// Notes the revision of an answer.
+    /// Records the revision of an answer.
     pub fn hear(&self, revision: Revision) -> Revision {
         self.heard.fetch_max(revision.0, Ordering::AcqRel);
         revision
@@ -140,7 +144,7 @@ impl Rpc {
         Revision(self.heard.load(Ordering::Acquire))
     }
 
-    /// The newest revision, linearizably.
+    /// The newest revision, by a linearizable read.
     pub async fn present(&self) -> Result<Revision, Status> {
         let key = bytes::Bytes::from_static(b"\0");
         let nothing = wire::RangeRequest { key, count_only: true, ..Default::default() };
@@ -148,14 +152,14 @@ impl Rpc {
         Ok(self.hear(convert::at(answer.header.as_ref())))
     }
 
-    /// Whether this etcd may say how far a watch is before the events that it speaks of.
+    /// Whether this etcd may send progress before the events that it includes.
     pub async fn answers_overtake_events(&self) -> Result<bool, Status> {
         let path = "/etcdserverpb.Maintenance/Status";
         let status: wire::StatusResponse = self.call(path, wire::Empty {}).await?;
         Ok(overtakes(&status.version))
     }
 
-    /// A call of one request and one answer, as `/etcdserverpb.KV/Range`.
+    /// A unary call such as `/etcdserverpb.KV/Range`.
     pub async fn call<Q, A>(&self, path: &'static str, request: Q) -> Result<A, Status>
     where
         Q: Message + Clone + Send + Sync + 'static,
@@ -169,13 +173,13 @@ impl Rpc {
         }
     }
 
-    /// A read whose answer may be long.
+    /// A read whose answer may be large.
     pub async fn list(&self, request: wire::RangeRequest) -> Result<wire::RangeResponse, Status> {
         let Patience { list, silence, .. } = self.patience();
         self.read(RANGE, request, list, silence * LIST_FACTOR).await
     }
 
-    /// Sent to one member after the other until one can have heard it.
+    /// Tries the members in turn until one may have received the request.
     async fn write<Q, A>(&self, path: &'static str, request: Q) -> Result<A, Status>
     where
         Q: Message + Clone + Send + Sync + 'static,
@@ -201,7 +205,7 @@ impl Rpc {
         }
     }
 
-    /// Asked of one member, and of another one when that fails or is silent for so long.
+    /// Calls one member, and another one if that fails, or is silent for too long.
     async fn read<Q, A>(
         &self,
         path: &'static str,
@@ -236,16 +240,16 @@ impl Rpc {
                 Ok(None) if rounds.is_last || Instant::now() >= deadline => return Err(last),
                 Ok(None) => rounds.again().await,
                 Err(_) if Instant::now() >= deadline => return Err(last),
-                // Another is asked, too.
+                // Ask another member, too.
                 Err(_) => {}
             }
         }
     }
 
-    /// Others answered meanwhile.
+    /// Sets members aside that did not answer while others did.
     fn leave_the_silent(&self, asked: &[Arc<Member>], silence: Duration) {
         for member in asked.iter().filter(|member| member.is_silent(silence)) {
-            self.members.set_aside(member, Standing::Silent, "others answer, it does not");
+            self.members.set_aside(member, Standing::Silent, "it did not answer, others did");
         }
     }
 
@@ -267,12 +271,13 @@ impl Rpc {
         let mut standing = Standing::Unwilling;
         let outcome = match tokio::time::timeout_at(connected, &mut asked).await {
             Ok(outcome) => outcome,
-            Err(_) if fate.give_up() => {
-                Err(Status::unavailable(format!("{} takes no connection in time", member.url)))
-            }
+            Err(_) if fate.give_up() => Err(Status::unavailable(format!(
+                "{} did not accept a connection in time",
+                member.url
+            ))),
             Err(_) => tokio::time::timeout_at(deadline, asked).await.unwrap_or_else(|_| {
                 standing = Standing::Silent;
-                Err(Status::deadline_exceeded(format!("{} gave no answer in time", member.url)))
+                Err(Status::deadline_exceeded(format!("{} did not answer in time", member.url)))
             }),
         };
         match outcome {
@@ -318,7 +323,7 @@ impl Rpc {
         A: Message + Default + Send + Sync + 'static,
     {
         let mut request = Request::new(requests);
-        // A member that lost its leader ends the stream instead of keeping silent.
+        // With this, a member without a leader ends the stream instead of staying silent.
         request
             .metadata_mut()
             .insert("hasleader", tonic::metadata::MetadataValue::from_static("true"));
@@ -356,7 +361,7 @@ impl Rpc {
     }
 }
 
-/// Each member once, and all of them again after a pause.
+/// Chooses each member once, and again after a pause.
 struct Rounds {
     tried: Vec<Arc<Member>>,
     left: usize,
@@ -379,19 +384,19 @@ impl Rounds {
 }
 
 impl Failed {
-    /// Whether another member, or the same one later, may answer a read.
+    /// Whether a retry, at this or another member, may succeed.
     fn is_passing(&self) -> bool {
         self.is_unsent || is_passing(&self.status)
     }
 }
 
-/// The member cannot serve, or the connection broke: no answer of etcd's about the request.
+/// The member cannot serve, or the connection broke: etcd did not answer the request.
 fn is_passing(status: &Status) -> bool {
     let is_local = std::error::Error::source(status).is_some();
     is_local || matches!(status.code(), Code::Unavailable | Code::DeadlineExceeded)
 }
 
-/// Whether a member serves: it must hear from the leader.
+/// Whether a member serves: this read needs the leader.
 pub(crate) async fn probe(member: &Member) -> Result<(), Status> {
     let key = bytes::Bytes::from_static(b"\0");
     let nothing = wire::RangeRequest { key, count_only: true, ..Default::default() };
@@ -419,14 +424,14 @@ async fn ready(grpc: &mut Grpc<Channel>) -> Result<(), Status> {
     grpc.ready().await.map_err(|error| Status::unavailable(deepest(&error)))
 }
 
-/// The answer to who asks when this side has hung up for good.
+/// The error of calls after this side has closed the connection.
 pub(crate) fn closed() -> Status {
     let mut status = Status::unavailable("the connection is closed");
     status.set_source(Arc::new(Error::Closed));
     status
 }
 
-/// What the store's callers can act on; anything else leaves a write's fate unknown.
+/// Errors that the store's callers handle; all others leave a write's outcome unknown.
 pub(crate) fn unavailable(status: &Status) -> Error {
     let own = std::error::Error::source(status).and_then(|cause| cause.downcast_ref::<Error>());
     if let Some(own) = own {
@@ -446,7 +451,7 @@ fn text(status: &Status) -> String {
     }
 }
 
-/// The innermost cause: "connection refused" tells more than "transport error".
+/// The innermost cause: "connection refused" says more than "transport error".
 fn deepest(error: &(dyn std::error::Error + 'static)) -> String {
     let mut error = error;
     while let Some(source) = error.source() {
@@ -455,7 +460,7 @@ fn deepest(error: &(dyn std::error::Error + 'static)) -> String {
     error.to_string()
 }
 
-/// Upstream: its servers ask only etcds from these versions on.
+/// Upstream: its servers request progress only from etcds of these versions on.
 fn overtakes(version: &str) -> bool {
     let numbers = version.split(['.', '-', '+']).map(|part| part.parse::<u32>().ok());
     match numbers.take(3).collect::<Option<Vec<_>>>().as_deref() {
@@ -471,7 +476,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn old_etcds_are_known_by_their_versions() {
+    fn old_etcds_are_recognized_by_version() {
         let check = |version, expected| assert_eq!(overtakes(version), expected, "{version}");
         check("3.3.27", true);
         check("3.4.23", true);

@@ -1,15 +1,15 @@
-//! One watch: a reader of a [`Hub`](crate::hub::Hub), or, while it lacks more than that has, of a
-//! stream of its own.
+//! One watch: a reader of a [`Hub`](crate::hub::Hub), or, while it lacks more than the hub has, of its own
+//! stream.
 //!
 //! ```text
-//! joined ──too slow, or the hub lost its place──► behind
+//! joined ──too slow, or the hub has a gap ──────► behind
 //!    ▲                                              │ own stream from the next revision on
-//!    └─────────the hub has what is lacking──────────┘ (compacted: the watch is over)
+//!    └─────────the hub has the missing events───────┘ (compacted: the watch ends)
 //! ```
 //!
-//! Invariants: items come in revision order, all events of one revision in one item (etcd never
-//! splits a revision unless asked to); `Progress(r)` is said only after etcd said that everything up
-//! to `r` was sent. A stream that breaks is opened again where it was.
+//! Invariants: items come in revision order, all events of one revision in one item (etcd splits a
+//! revision only on request); `Progress(r)` is sent only after etcd reported that everything up to `r`
+//! was sent. A broken stream is reopened at the same position.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,8 +26,8 @@ use crate::hub::{Hub, Joined, seen_range};
 use crate::messages as wire;
 use crate::rpc::{self, Rpc, Source};
 
-/// etcd keeps silent when it is asked for progress while the watch is behind: ask again after this
-/// long. Upstream: 100 ms.
+/// etcd does not answer a progress request while the watch lags: repeat it after this time. Upstream:
+/// 100 ms.
 pub(crate) const ASK_AGAIN: Duration = Duration::from_millis(100);
 pub(crate) const RECONNECT_FIRST: Duration = Duration::from_millis(50);
 pub(crate) const RECONNECT_CEILING: Duration = Duration::from_secs(2);
@@ -41,10 +41,10 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// Asks how far the stream is.
+    /// Requests progress.
     pub fn ask(&self) {
         let call = wire::WatchCall::Progress(wire::WatchProgressRequest {});
-        // Full: a request is on its way already. Closed: the stream is about to say so.
+        // Full: a request is already queued. Closed: the stream is about to report that.
         let _ = self.requests.try_send(wire::WatchRequest { call: Some(call) });
     }
 }
@@ -55,7 +55,7 @@ pub(crate) enum Opened {
     Compacted(Revision),
 }
 
-/// What a stream brings.
+/// An answer of a stream.
 pub(crate) enum Said {
     /// By revision.
     Events(Vec<(Revision, Vec<Event>)>),
@@ -90,24 +90,24 @@ impl Said {
     }
 }
 
-/// Why a reader stops doing what it does.
+/// Why a reader stops its current work.
 enum End {
-    /// Nobody listens any more, or the listener was told that it is over.
+    /// The watch was dropped, or its end was reported.
     Over,
     Broken(Status),
 }
 
 pub(crate) struct Reader {
     pub hub: Arc<Hub>,
-    /// For streams of its own. Another connection than the hub's: one that is read slowly holds
-    /// others of its connection up.
+    /// For its own streams. It uses another connection than the hub, because a slowly read stream delays the
+    /// others of its connection.
     pub history: Rpc,
     pub range: KeyRange,
-    /// The first revision that is still to be delivered, or the future one that it begins with.
+    /// The first revision that is still to be delivered, or the future one at which the watch begins.
     pub next: Revision,
-    /// Everything up to here has been delivered: more than the hub has, maybe.
+    /// Everything up to here has been delivered, which may be more than the hub has.
     pub delivered: Revision,
-    /// Owes a `Progress` of at least this.
+    /// The minimum of a `Progress` that it must send.
     pub owes: Option<Revision>,
     pub items: mpsc::Sender<WatchItem>,
     pub asked: mpsc::Receiver<()>,
@@ -126,7 +126,7 @@ impl Reader {
                 Err(End::Over) => return,
                 Err(End::Broken(status)) => {
                     let delay = backoff.step();
-                    tracing::debug!(%status, ?delay, "an etcd watch broke and is opened again");
+                    tracing::debug!(%status, ?delay, "an etcd watch broke; reconnecting");
                     tokio::select! {
                         () = self.items.closed() => return,
                         () = tokio::time::sleep(delay) => {}
@@ -136,7 +136,7 @@ impl Reader {
         }
     }
 
-    /// Delivers what the hub brings, until it lets this reader go.
+    /// Delivers the hub's items, until the hub drops this reader.
     async fn follow(&mut self, joined: Joined) -> Result<(), End> {
         let Joined { missed, mut feed } = joined;
         for (revision, events) in missed {
@@ -153,7 +153,7 @@ impl Reader {
                     }
                     Some(WatchItem::Progress(revision)) => self.progress(revision).await?,
                     Some(WatchItem::Compacted(_)) | None => {
-                        // A watch that has caught up again says so.
+                        // A watch that has caught up again sends progress.
                         self.owes = Some(self.hub.heard());
                         return Ok(());
                     }
@@ -170,7 +170,7 @@ impl Reader {
         }
     }
 
-    /// Reads history from a stream of its own, until the hub has what is lacking.
+    /// Reads history from its own stream, until the hub has the missing events.
     async fn catch_up(&mut self) -> Result<(), End> {
         let is_old = self.hub.is_old();
         let range = seen_range(&self.range, is_old);
@@ -204,7 +204,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Of a stream that may bring more than this watch is about.
+    /// Handles changes of a stream whose range may be larger than the watch's.
     async fn changes(&mut self, changes: Vec<(Revision, Vec<Event>)>) -> Result<(), End> {
         for (revision, mut events) in changes {
             events.retain(|event| self.range.contains(&event.kv.key));
@@ -274,8 +274,8 @@ pub(crate) async fn open(rpc: &Rpc, range: &KeyRange, start: Revision) -> Result
     Ok(Opened::Yes(Box::new(Link { requests, answers, source })))
 }
 
-/// The oldest revision that etcd keeps. It tells watches only, so one of the first revision is begun
-/// where that cannot be read.
+/// The oldest revision that etcd keeps. etcd reports it only to watches, so this opens a watch from
+/// revision 1.
 pub(crate) async fn floor(rpc: &Rpc) -> Result<Revision, Status> {
     const FIRST: Revision = Revision(1);
     let key = bytes::Bytes::from_static(b"\0");
@@ -297,7 +297,7 @@ pub(crate) async fn floor(rpc: &Rpc) -> Result<Revision, Status> {
             }
         }
     };
-    tokio::time::timeout(rpc.patience().open(), told)
-        .await
-        .unwrap_or_else(|_| Err(Status::deadline_exceeded("etcd does not tell its floor")))
+    tokio::time::timeout(rpc.patience().open(), told).await.unwrap_or_else(|_| {
+        Err(Status::deadline_exceeded("etcd did not report its oldest revision"))
+    })
 }

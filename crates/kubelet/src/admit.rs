@@ -1,7 +1,7 @@
-//! May this pod run here? The kubelet's own check, after the scheduler's.
+//! The kubelet's own admission check of a pod, after the scheduler's.
 //!
-//! In: the pod, the pods already admitted, the node. Out: admitted, or reason and message of the
-//! pod's failure. Pure.
+//! In: the pod, the pods already admitted, the node. Out: admitted, or the reason and message with
+//! which the pod fails. Pure.
 //! Upstream: `pkg/kubelet/lifecycle/predicate.go`; a refused pod fails with
 //! `Pod was rejected: <message>`.
 
@@ -21,7 +21,7 @@ pub struct Rejection {
     pub message: String,
 }
 
-/// Checks `pod` against the node and the pods that run there already (without it).
+/// Checks `pod` against the node and the `others` that run there already.
 pub fn admit<'a>(
     pod: &Pod,
     others: impl Iterator<Item = &'a Pod>,
@@ -88,7 +88,7 @@ fn has_room(pod: &Pod, others: &[&Pod], node: &Node) -> Result<(), Rejection> {
         }
         let (used, capacity) = (used.get(&name).copied().unwrap_or(0), capacity(&name));
         if requested + used > capacity {
-            // cpu is told in thousandths, everything else in units
+            // cpu counts in thousandths, every other resource in units
             let by = if name == "cpu" { 1 } else { 1000 };
             let message = out_of(&name, requested / by, used / by, capacity / by);
             return Err(reject(&format!("OutOf{name}"), message));
@@ -97,14 +97,14 @@ fn has_room(pod: &Pod, others: &[&Pod], node: &Node) -> Result<(), Rejection> {
     Ok(())
 }
 
-/// Does a claim of the pod have devices for this resource, so that the node need not?
+/// Whether a resource claim of the pod provides this resource, so that the node need not have it.
 fn is_device(pod: &Pod, resource: &str) -> bool {
     let status = pod.status.as_ref().and_then(|one| one.extended_resource_claim_status.as_ref());
     status.is_some_and(|one| one.request_mappings.iter().any(|map| map.resource_name == resource))
 }
 
-/// Taints that would evict the pod at once keep it out. What only the scheduler minds (NoSchedule)
-/// does not concern a pod that was bound all the same, as those of DaemonSets once were.
+/// NoExecute taints reject the pod. NoSchedule taints concern only the scheduler: a pod that is bound
+/// all the same may run, as those of DaemonSets once were.
 fn stands_taints(pod: &Pod, node: &Node) -> bool {
     let tolerations = pod.spec.as_ref().and_then(|s| s.tolerations.as_deref()).unwrap_or_default();
     let taints = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
@@ -113,9 +113,9 @@ fn stands_taints(pod: &Pod, node: &Node) -> bool {
         .all(|taint| tolerations.iter().any(|toleration| tolerates(toleration, taint)))
 }
 
-/// A port of the node that a pod takes.
+/// A port of the node that a pod uses.
 struct HostPort {
-    /// `None`: on every address.
+    /// `None`: all addresses.
     ip: Option<String>,
     protocol: String,
     port: i32,
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn features_are_there_or_not() {
+    fn missing_node_features_reject() {
         use base::features::{Feature, Gates, scoped};
         let rule = json!({"action": "RestartAllContainers", "exitCodes": {"operator": "In"}});
         let spec = || {
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn resources_run_out() {
+    fn lack_of_a_resource_rejects() {
         check(asking("2"), &[], Ok(()));
         check(
             asking("3"),
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_of_the_node_are_taken_once() {
+    fn host_ports_are_used_once() {
         let pods = |ports: Value| json!({"containers": [{"name": "a", "ports": ports}]});
         let one = |port: u16, ip: &str, protocol: &str| json!([{"containerPort": 80, "hostPort": port, "hostIP": ip, "protocol": protocol}]);
         let refused = Err((
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn taints_that_evict_keep_out() {
+    fn taints_that_evict_reject() {
         let mut node = node();
         let taint = |effect: &str| {
             serde_json::from_value(

@@ -1,4 +1,4 @@
-//! What of its requests and limits each pod was granted, and who is granted more next.
+//! The requests and limits that each pod was granted, and the order of the pending resizes.
 //!
 //! ```text
 //!   spec (what the API asks for) ──► granted, if the node has room ──► actuated, container by container
@@ -6,9 +6,9 @@
 //!             └── no room: the condition PodResizePending, asked again when room appears
 //! ```
 //!
-//! In: pods. Out: pods with the resources that they were granted, and the order in which waiting
-//! ones are asked again. Both files lie in the pod's directory: a new kubelet goes on from them.
-//! Invariant: a pod counts, runs and is reported with what it was granted, never with a wish.
+//! In: pods. Out: pods with the resources that they were granted, and the order in which pending
+//! resizes are retried. Both files lie in the pod's directory: a restarted kubelet continues from them.
+//! Invariant: a pod counts, runs and is reported with the granted resources, never with the requested.
 //! Upstream: `pkg/kubelet/allocation`.
 
 use std::collections::BTreeMap;
@@ -35,12 +35,12 @@ pub const ERROR: &str = "Error";
 pub struct Allocation {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pod: Option<ResourceRequirements>,
-    /// By container; ephemeral ones have none.
+    /// By container; ephemeral containers have none.
     containers: BTreeMap<String, ResourceRequirements>,
 }
 
 impl Allocation {
-    /// All that the pod asks for.
+    /// All resources that the pod's spec asks for.
     pub fn of(pod: &Pod) -> Self {
         let Some(spec) = &pod.spec else { return Self::default() };
         let all = spec.init_containers.iter().flatten().chain(&spec.containers);
@@ -48,7 +48,7 @@ impl Allocation {
         Self { pod: spec.resources.clone(), containers: all.map(own).collect() }
     }
 
-    /// The pod as it was granted; the same one when it asks for nothing else.
+    /// The pod with the granted resources; the same `Arc` when the spec asks for nothing else.
     pub fn applied(&self, pod: &Arc<Pod>) -> Arc<Pod> {
         if self.grants(pod) {
             return pod.clone();
@@ -80,7 +80,7 @@ impl Allocation {
         dir.0.join("allocated.json")
     }
 
-    /// What an earlier kubelet granted.
+    /// The allocation that an earlier kubelet recorded.
     pub fn read(dir: &PodDir) -> Option<Self> {
         read(&Self::path(dir))
     }
@@ -90,7 +90,7 @@ impl Allocation {
     }
 }
 
-/// Equal amounts, however they are written.
+/// Compares amounts, however they are written.
 fn same(a: Option<&ResourceRequirements>, b: Option<&ResourceRequirements>) -> bool {
     let amounts = |all: Option<&ResourceRequirements>| {
         let lists = all.map(|r| [r.requests.clone(), r.limits.clone()]).unwrap_or_default();
@@ -102,7 +102,7 @@ fn same(a: Option<&ResourceRequirements>, b: Option<&ResourceRequirements>) -> b
     amounts(a) == amounts(b)
 }
 
-/// What the kernel was told of one container: cpu in thousandths, memory in bytes.
+/// The resources that a container's cgroup was given: cpu in thousandths, memory in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Amounts {
@@ -142,7 +142,7 @@ fn read<T: serde::de::DeserializeOwned>(path: &Path) -> Option<T> {
     serde_json::from_slice(&std::fs::read(path).ok()?).ok()
 }
 
-/// A record that is lost costs a needless update of a cgroup, no more: failing is a warning.
+/// A lost record costs one needless update of a cgroup. Therefore a failure is only a warning.
 fn write(dir: &PodDir, path: &Path, content: &impl Serialize) {
     let next = path.with_extension("new");
     let done = dir.create().and_then(|()| {
@@ -150,34 +150,34 @@ fn write(dir: &PodDir, path: &Path, content: &impl Serialize) {
         std::fs::rename(&next, path)
     });
     if let Err(error) = done {
-        tracing::warn!(path = %path.display(), %error, "a pod's resources are not recorded");
+        tracing::warn!(path = %path.display(), %error, "failed to record the pod's resources");
     }
 }
 
-/// Why a pod does not (yet) have what it asks for.
+/// Why a resize is pending.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
     pub reason: &'static str,
     pub message: String,
     pub generation: Option<i64>,
-    /// Since when for this reason.
+    /// When the resize was first refused for this reason.
     pub since: Timestamp,
     pub told: Timestamp,
 }
 
-/// What the pod set tells a worker about its pod's resources.
+/// The state of a resize that the pod set passes to the pod's worker.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
     pub refused: Option<Refusal>,
-    /// The generation that was granted last, when that was a change.
+    /// The generation that was granted last, if it changed the resources.
     pub granted: Option<i64>,
 }
 
-/// A change that was granted and is being carried out.
+/// A granted resize that is being actuated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Progress {
     pub generation: Option<i64>,
-    /// What went wrong last.
+    /// The last error.
     pub error: Option<String>,
     pub since: Timestamp,
 }
@@ -186,7 +186,7 @@ fn seconds(time: Timestamp) -> Option<Time> {
     Some(Time(Timestamp::from_second(time.as_second()).unwrap_or(time)))
 }
 
-/// The conditions that tell of both.
+/// The conditions PodResizePending and PodResizeInProgress.
 pub fn conditions(refused: Option<&Refusal>, progress: Option<&Progress>) -> Vec<PodCondition> {
     let pending = refused.map(|refusal| PodCondition {
         type_: PENDING.into(),
@@ -209,7 +209,7 @@ pub fn conditions(refused: Option<&Refusal>, progress: Option<&Progress>) -> Vec
     pending.into_iter().chain(running).collect()
 }
 
-/// The text of an event about a resize: what the pod asks for (or has) at which generation.
+/// The text of an event about a resize: the containers' resources and the generation.
 pub fn told(what: &str, pod: &Pod, generation: Option<i64>, error: &str) -> String {
     let spec = pod.spec.clone().unwrap_or_default();
     let list = |containers: &[Container]| -> Vec<serde_json::Value> {
@@ -232,8 +232,8 @@ pub fn told(what: &str, pod: &Pod, generation: Option<i64>, error: &str) -> Stri
     format!("{what}: {out}}}")
 }
 
-/// Who is asked first: who wants no more than it has, then by priority, QoS class, and time of
-/// waiting. Smaller comes first.
+/// The order in which pending resizes are retried, smaller first: resizes that request no more than
+/// before, then by priority, QoS class, and waiting time.
 pub fn rank(wanted: &Pod, granted: &Pod, waits_since: Option<Timestamp>) -> impl Ord + use<> {
     let requests = |pod: &Pod| pod.spec.as_ref().map(pod_requests).unwrap_or_default();
     let (new, old) = (requests(wanted), requests(granted));
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn records_outlive_the_kubelet() {
+    fn records_survive_a_restart() {
         let root = tempfile::tempdir().expect("a directory");
         let dir = PodDir::new(root.path(), "u");
         assert_eq!(Allocation::read(&dir), None);
@@ -281,17 +281,17 @@ mod tests {
     }
 
     #[test]
-    fn who_is_asked_first() {
+    fn pending_resizes_are_ranked() {
         let at = |second| Timestamp::from_second(second).ok();
         let ranked = |cpu: &str, priority, since| rank(&pod(cpu, priority), &pod("1", 0), since);
-        assert!(ranked("500m", 0, None) < ranked("2", 9, at(1)), "who shrinks frees room");
+        assert!(ranked("500m", 0, None) < ranked("2", 9, at(1)), "shrinking frees room");
         assert!(ranked("2", 9, None) < ranked("2", 1, at(1)), "then by priority");
-        assert!(ranked("2", 1, at(1)) < ranked("2", 1, at(2)), "then who waits longest");
+        assert!(ranked("2", 1, at(1)) < ranked("2", 1, at(2)), "then by waiting time");
         assert!(ranked("2", 1, at(2)) < ranked("2", 1, None));
     }
 
     #[test]
-    fn events_tell_the_resources() {
+    fn events_name_the_resources() {
         assert_eq!(
             told("Pod resize started", &pod("2", 0), Some(2), ""),
             r#"Pod resize started: {"containers":[{"name":"a","resources":{"requests":{"cpu":"2"}}}],"generation":2}"#

@@ -1,6 +1,6 @@
 //! How long to wait before something that failed is tried again: containers and image pulls.
 //!
-//! In: a key and when it failed. Out: wait or go. Entries expire after twice the ceiling.
+//! In: a key and the time of its failure. Out: wait or go. Entries expire after twice the maximum.
 //! Upstream: `client-go/util/flowcontrol` Backoff, 10 s doubling to 300 s.
 
 use std::collections::HashMap;
@@ -20,7 +20,7 @@ struct Entry {
     updated: Timestamp,
 }
 
-/// The delays of many keys.
+/// The backoffs of many keys.
 pub struct Delays {
     entries: HashMap<String, Entry>,
     first: Duration,
@@ -38,7 +38,7 @@ fn since(now: Timestamp, then: Timestamp) -> Duration {
 }
 
 impl Delays {
-    /// Of containers that crash.
+    /// For containers that crash.
     pub fn of_crashes() -> Self {
         match features::enabled(Feature::ReduceDefaultCrashLoopBackOffDecay) {
             true => Self { first: REDUCED_FIRST, ceiling: REDUCED_CEILING, ..Self::default() },
@@ -55,12 +55,12 @@ impl Delays {
         entry.delay.checked_sub(since(now, failed)).filter(|left| !left.is_zero())
     }
 
-    /// The delay that counts now, for messages.
+    /// The current delay, for messages.
     pub fn delay(&self, key: &str) -> Duration {
         self.entries.get(key).map_or(Duration::ZERO, |entry| entry.delay)
     }
 
-    /// Notes a try after a failure at `failed`: the next wait is longer.
+    /// Records a retry after a failure at `failed`: the next delay is longer.
     pub fn step(&mut self, key: &str, failed: Timestamp, now: Timestamp) {
         let fresh = Entry { delay: self.first, updated: now };
         match self.entries.get_mut(key) {
@@ -100,13 +100,17 @@ mod tests {
             delays.step("k", at(12), at(12));
         }
         assert_eq!(delays.delay("k"), CEILING);
-        assert_eq!(delays.remaining("k", at(700), at(700)), None, "ten good minutes reset it");
+        assert_eq!(
+            delays.remaining("k", at(700), at(700)),
+            None,
+            "ten minutes without a failure reset it"
+        );
         delays.step("k", at(700), at(700));
         assert_eq!(delays.delay("k"), FIRST);
     }
 
     #[test]
-    fn a_gate_makes_crashes_wait_less() {
+    fn a_gate_shortens_the_backoff() {
         let gates = features::Gates::DEFAULT;
         for (is_on, first, last) in [(false, 10, 300), (true, 1, 60)] {
             let gates = gates.with(Feature::ReduceDefaultCrashLoopBackOffDecay, is_on);

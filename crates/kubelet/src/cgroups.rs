@@ -2,17 +2,17 @@
 //!
 //! ```text
 //! <root>/kubepods                    all pods, Guaranteed ones directly below: the node's allocatable
-//! <root>/kubepods/burstable          CPU weight of what its pods request
-//! <root>/kubepods/besteffort         the least weight
+//! <root>/kubepods/burstable          CPU weight: the sum of its pods' requests
+//! <root>/kubepods/besteffort         the lowest weight
 //! <root>/kubepods[/<qos>]/pod<uid>   the cgroup parent that the runtime gets
 //! ```
 //!
 //! In: pods. Out: directories with limits in every hierarchy. cgroup v1 has a hierarchy per
 //! controller, v2 has one; a hybrid machine is treated as v1.
-//! Invariant: failing to set a limit is a warning, never a reason not to run a pod.
+//! Invariant: a limit that cannot be set is logged; the pod runs all the same.
 //! With the systemd driver the same tree is made of slices ([`slices`]).
-//! Upstream: `pkg/kubelet/cm`, cgroupfs driver. Deviation: the weight of burstable pods follows each
-//! pod, where upstream's follows all of them once a minute; no limit on process numbers is set.
+//! Upstream: `pkg/kubelet/cm`, cgroupfs driver. Deviation: each pod updates the weight of the burstable
+//! class at once, where upstream does so once a minute; no limit on process numbers is set.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -35,10 +35,10 @@ const CONTROLLERS: [&str; 7] = ["cpu", "cpuacct", "cpuset", "memory", "devices",
 /// The empty hierarchy of version 2 on a hybrid machine.
 const UNIFIED: &str = "unified";
 
-/// Where the kernel shows its hierarchies.
+/// Where the cgroup hierarchies are mounted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Layout {
-    /// Mount point by controller, or by `name=…` where there is none; several may share one.
+    /// Mount point by controller, or by `name=…` for a named hierarchy; controllers may share one.
     V1(BTreeMap<String, PathBuf>),
     V2(PathBuf),
     None,
@@ -81,23 +81,23 @@ impl Layout {
 
 pub struct Cgroups {
     layout: Layout,
-    /// `/` or `/<cluster>`: where `kubepods` goes.
+    /// `/` or `/<cluster>`: the parent of `kubepods`.
     root: String,
     enabled: bool,
-    /// Whose the cgroups are: ours, or systemd's ([`slices`]).
+    /// Who creates the cgroups: the kubelet, or systemd ([`slices`]).
     driver: CgroupDriver,
-    /// Guards a sum and its parts; held while the sum is written, so that the last one counts.
+    /// Guards a sum and its parts; held while the sum is written, so that the newest sum is written last.
     burstable: Mutex<Burstable>,
 }
 
-/// What burstable pods request of the CPU, in thousandths, by uid.
+/// CPU requests of the burstable pods, in thousandths, by uid.
 #[derive(Default)]
 struct Burstable {
     requests: BTreeMap<String, i64>,
     sum: i64,
 }
 
-/// What pods may have of this node, as far as it is enforced.
+/// The node's allocatable resources, as far as they are enforced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Enforced {
     pub milli_cpu: i64,
@@ -115,7 +115,7 @@ impl Cgroups {
         Self { driver, ..self }
     }
 
-    /// The parent of the pod's containers, as the runtime takes it.
+    /// The parent of the pod's containers, in the form that the runtime expects.
     pub fn pod_path(&self, pod: &Pod) -> String {
         match self.driver {
             CgroupDriver::Cgroupfs => self.pod_directory(pod),
@@ -132,14 +132,14 @@ impl Cgroups {
         format!("{}/kubepods{class}/pod{}", self.root, names::uid(pod))
     }
 
-    /// Where the kernel shows one controller of a container; `None` where the runtime names its
-    /// cgroups in its own way.
+    /// The directory of one controller of a container; `None` where the runtime chooses the names of its
+    /// cgroups.
     pub fn of_container(&self, pod: &Pod, id: &str, controller: &str) -> Option<PathBuf> {
         let ours = self.enabled && self.driver == CgroupDriver::Cgroupfs;
         ours.then(|| self.file(controller, &self.pod_directory(pod), id)).flatten()
     }
 
-    /// Makes the cgroups that all pods share.
+    /// Creates the cgroups that all pods share.
     pub fn prepare(&self, node: Enforced) {
         if !self.enabled {
             return;
@@ -157,7 +157,7 @@ impl Cgroups {
         }
     }
 
-    /// A cgroup with these limits.
+    /// Creates a cgroup with these limits.
     fn make(&self, path: &str, limits: &LinuxContainerResources) {
         if self.driver == CgroupDriver::Systemd {
             self.warn("set", self.limit_slice(path, limits));
@@ -173,7 +173,7 @@ impl Cgroups {
         }
     }
 
-    /// Counts the pod's requests among those of its class, once or again.
+    /// Adds the pod's requests to those of its class, or updates them.
     pub fn count_pod(&self, pod: &Pod) {
         if !self.enabled {
             return;
@@ -206,8 +206,8 @@ impl Cgroups {
         self.warn("set", done);
     }
 
-    /// What every container gets on this machine: no swap, and with version 2 all of its processes
-    /// end together when its memory is full.
+    /// Adds the settings that every container gets on this machine: no swap, and with cgroup v2 the OOM
+    /// killer ends all of its processes together.
     pub fn for_container(&self, mut limits: LinuxContainerResources) -> LinuxContainerResources {
         match &self.layout {
             Layout::V2(_) => {
@@ -217,7 +217,7 @@ impl Cgroups {
                 }
             }
             Layout::V1(_) if self.counts_swap("memory.memsw.limit_in_bytes") => {
-                // Of memory and swap together.
+                // The limit for memory and swap together.
                 limits.memory_swap_limit_in_bytes = limits.memory_limit_in_bytes;
             }
             _ => {}
@@ -225,7 +225,7 @@ impl Cgroups {
         limits
     }
 
-    /// [`Cgroups::for_container`], for one that is to be made.
+    /// [`Cgroups::for_container`], for a container that is not created yet.
     pub fn with_limits(&self, mut config: ContainerConfig) -> ContainerConfig {
         if let Some(linux) = &mut config.linux {
             linux.resources = linux.resources.take().map(|limits| self.for_container(limits));
@@ -234,12 +234,12 @@ impl Cgroups {
     }
 
     fn counts_swap(&self, file: &str) -> bool {
-        // The root of version 2 has no limits: the cgroup of all pods does.
+        // The root of cgroup v2 has no limits; `kubepods` has them.
         let path = if self.enabled { format!("{}/kubepods", self.root) } else { self.root.clone() };
         self.file("memory", &path, file).is_some_and(|file| file.exists())
     }
 
-    /// Makes the pod's cgroup with its limits.
+    /// Creates the pod's cgroup with its limits.
     pub fn create_pod(&self, pod: &Pod) {
         if !self.enabled {
             return;
@@ -247,8 +247,8 @@ impl Cgroups {
         self.make(&self.pod_directory(pod), &pod_resources(pod));
     }
 
-    /// Brings one resource of the pod's cgroup to what it should be: what `grows` before its
-    /// containers change, what shrinks after them.
+    /// Sets one resource of the pod's cgroup: a limit that `grows` before its containers change, a limit
+    /// that shrinks after them.
     pub fn resize_pod(
         &self,
         pod: &Pod,
@@ -264,7 +264,7 @@ impl Cgroups {
             CgroupDriver::Cgroupfs => path.clone(),
             CgroupDriver::Systemd => slices::directory(&path),
         };
-        // Zero: no limit is asked for. Limits are never taken away by a resize.
+        // Zero means that no limit is requested. A resize never removes a limit.
         let due = |wanted: i64, now: i64| wanted > 0 && wanted != now && (wanted > now) == grows;
         let mut change = LinuxContainerResources::default();
         match resource {
@@ -301,7 +301,7 @@ impl Cgroups {
         Ok(())
     }
 
-    /// A number in force, the largest one for "no limit" (v1: negative, v2: `max`).
+    /// The value in force; `i64::MAX` for "no limit" (v1: negative, v2: `max`).
     fn limit(&self, controller: &str, path: &str, v1: &str, v2: &str) -> i64 {
         let name = if matches!(self.layout, Layout::V2(_)) { v2 } else { v1 };
         let text = self.file(controller, path, name).and_then(|f| fs::read_to_string(f).ok());
@@ -310,7 +310,7 @@ impl Cgroups {
         number.filter(|number| *number >= 0).unwrap_or(i64::MAX)
     }
 
-    /// Removes what is left of the pod's cgroup; the runtime removed those of its containers.
+    /// Removes the rest of the pod's cgroup; the runtime removed those of its containers.
     pub fn remove_pod(&self, uid: &str) {
         if !self.enabled {
             return;
@@ -319,7 +319,7 @@ impl Cgroups {
         for class in ["", "/burstable", "/besteffort"] {
             let path = format!("{}/kubepods{class}/pod{uid}", self.root);
             if self.driver == CgroupDriver::Systemd {
-                // It is in one class only; systemd knows nothing of the others.
+                // The pod is in one class only; for the other classes systemd knows no slice.
                 let _ = slices::remove(&slices::name(&path));
                 continue;
             }
@@ -338,7 +338,7 @@ impl Cgroups {
 
     fn warn(&self, what: &str, done: io::Result<()>) {
         if let Err(error) = done {
-            tracing::debug!(%error, what, "a cgroup is not as it should be");
+            tracing::debug!(%error, what, "failed to change a cgroup");
         }
     }
 
@@ -361,7 +361,7 @@ impl Cgroups {
             fs::create_dir_all(&dir)?;
         }
         if let Layout::V2(root) = &self.layout {
-            // Controllers pass down only where every ancestor says so.
+            // A controller must be enabled in every ancestor.
             let mut at = root.clone();
             for part in path.split('/').filter(|part| !part.is_empty()) {
                 for controller in ["cpu", "cpuset", "memory", "pids"] {
@@ -424,7 +424,7 @@ impl Cgroups {
     }
 }
 
-/// v1: a new cpuset is empty, and nothing can run in it, until it is told its parent's values.
+/// v1: a new cpuset is empty, and no process can run in it until it has its parent's values.
 fn inherit_cpuset(root: &Path, path: &str) -> io::Result<()> {
     let mut at = root.to_path_buf();
     for part in path.split('/').filter(|part| !part.is_empty()) {
@@ -440,7 +440,7 @@ fn inherit_cpuset(root: &Path, path: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// rmdir, the innermost first: files in a cgroup directory cannot and need not be removed.
+/// Removes directories, the innermost first: files in a cgroup cannot and need not be removed.
 fn remove_tree(dir: &Path) -> io::Result<()> {
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
@@ -537,7 +537,7 @@ mod tests {
         }
     }
 
-    /// Of the cgroups above pods.
+    /// Checks the limits of the cgroups above pods.
     fn shared_limits(cgroups: &Cgroups, is_v2: bool, read: &dyn Fn(String) -> String) {
         let weight = |class: &str| match is_v2 {
             true => read(format!("test/kubepods{class}/cpu.weight")),
@@ -564,7 +564,7 @@ mod tests {
     }
 
     #[test]
-    fn containers_have_no_swap_and_end_together() {
+    fn containers_have_no_swap_and_are_killed_as_a_group() {
         let root = tempfile::tempdir().expect("a directory");
         let kubepods = root.path().join("kubepods");
         fs::create_dir_all(&kubepods).expect("made");

@@ -1,7 +1,7 @@
-//! What a pod's claims and drivers' volumes resolve to.
+//! Resolves a pod's claims and CSI volumes to mounted volumes.
 //!
-//! In: PersistentVolumeClaims and their volumes, volumes that the pod brings along. Out: where each
-//! is on this node; volumes that grew are made bigger there.
+//! In: PersistentVolumeClaims and their volumes, inline CSI volumes. Out: the path of each on this
+//! node; volumes that grew are expanded there.
 //! Upstream: `pkg/kubelet/volumemanager/populator`, `operation_generator.go`.
 
 use std::path::{Path, PathBuf};
@@ -30,7 +30,7 @@ struct Bound {
     read_only: bool,
 }
 
-/// What claims and drivers' volumes resolved to.
+/// The pod's resolved claims and CSI volumes.
 #[derive(Default)]
 pub(crate) struct Claimed {
     pub claims: Claims,
@@ -39,8 +39,8 @@ pub(crate) struct Claimed {
 }
 
 impl Worker {
-    /// Where volumes are that come from claims or from drivers, each asked for by itself, and when
-    /// the first of them wants to be looked at again. Failures are what events say.
+    /// Resolves claims and CSI volumes one by one, and says when the first of them must be published
+    /// again. A failure has the text of its event.
     pub(crate) async fn claims(&self, occasion: Occasion) -> Claimed {
         let pod = self.pod.clone();
         let mut all = Claimed::default();
@@ -53,7 +53,7 @@ impl Worker {
                 None => match self.bound(volume).await {
                     None => continue,
                     Some(Err(why)) => Err(not_set_up(&volume.name, &why)),
-                    // A path of this node is looked at when containers start, as any hostPath.
+                    // Like a hostPath, a path of this node is checked only when containers start.
                     Some(Ok(bound)) if !is_drivers(&bound.volume) => match occasion {
                         Occasion::Running => continue,
                         _ => self.local(&bound).await.map(|ready| (ready, None)),
@@ -82,7 +82,7 @@ impl Worker {
         all
     }
 
-    /// A driver's volume, and when it wants to be published again.
+    /// Mounts a CSI volume, and says when it must be published again.
     async fn mounted(
         &self,
         volume: &Volume,
@@ -108,7 +108,7 @@ impl Worker {
         Ok((Ready { path, read_only, is_device }, again))
     }
 
-    /// A volume that is a path of this node: a directory, or a device.
+    /// A volume that is a path of this node: a directory, or a block device.
     async fn local(&self, bound: &Bound) -> Result<Ready, Failure> {
         if !is_block(&bound.volume) {
             return self.file_system(bound).await;
@@ -119,7 +119,7 @@ impl Worker {
         };
         let spec = bound.volume.spec.as_ref();
         let Some(local) = spec.and_then(|spec| spec.local.as_ref()) else {
-            // Deviation: upstream says it in its log only.
+            // Deviation: upstream only logs this.
             let why = "failed to find BlockVolumeMapper plugin. Volume plugin is nil.";
             let text = format!("MapVolume.FindMapperPluginBySpec {why} for volume {name:?} ");
             return Err(Failure::map(text));
@@ -139,7 +139,7 @@ impl Worker {
         Ok(Ready { path: link, read_only: bound.read_only, is_device: true })
     }
 
-    /// A hostPath is what its type says; a local volume is a directory, or a device that is mounted.
+    /// A hostPath is checked by its type; a local volume is a directory, or a device that is mounted.
     async fn file_system(&self, bound: &Bound) -> Result<Ready, Failure> {
         let name = bound.volume.metadata.name.clone().unwrap_or_default();
         let failed = |step: &str, why: String| {
@@ -184,7 +184,7 @@ impl Worker {
         Ok(Ready::directory(place, bound.read_only))
     }
 
-    /// Devices that no pod has any more are unmounted.
+    /// Unmounts devices that no pod uses any more.
     pub(crate) async fn release_devices(&self) -> std::io::Result<()> {
         let root = self.context.config.root_dir.clone();
         for name in local_volume::mounted(&root) {
@@ -197,7 +197,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Upstream says the same of the device's global path, which is not here.
+    /// Upstream sends a second event for the device's global path, which does not exist here.
     fn tell_mapped(&self, link: &Path) {
         let (dir, name) = (link.parent().unwrap_or(link), link.file_name().unwrap_or_default());
         let text = format!(
@@ -208,7 +208,7 @@ impl Worker {
         self.context.tell(&self.pod, EventType::Normal, "SuccessfulMountVolume", text);
     }
 
-    /// `None`: not a volume of a claim.
+    /// `None`: the volume comes from no claim.
     async fn bound(&self, wanted: &Volume) -> Option<Result<Bound, String>> {
         let source = wanted.persistent_volume_claim.as_ref();
         let own = format!("{}-{}", names::name(&self.pod), wanted.name);
@@ -231,7 +231,7 @@ impl Worker {
         Some(bound.await)
     }
 
-    /// A volume that is bigger than its claim knows: the driver makes its file system fit.
+    /// Has the driver expand the file system if the volume is larger than the claim's status says.
     async fn grow(&self, order: &Order<'_>, bound: &Bound) {
         let Some((size, bytes)) = grown(bound) else { return };
         let name = bound.volume.metadata.name.as_deref().unwrap_or_default();
@@ -244,7 +244,11 @@ impl Worker {
                 let reason = "FileSystemResizeSuccessful";
                 self.context.tell(order.pod, EventType::Normal, reason, text);
                 if let Err(error) = self.tell_size(&bound.claim, &size).await {
-                    tracing::warn!(volume = name, error = error.text(), "a new size is not told");
+                    tracing::warn!(
+                        volume = name,
+                        error = error.text(),
+                        "failed to update the claim's capacity"
+                    );
                 }
             }
             Err(why) => {
@@ -269,7 +273,7 @@ impl Worker {
     }
 }
 
-/// What the event says of a volume that is not there.
+/// The event's failure for a volume that cannot be set up.
 pub(crate) fn not_set_up(volume: &str, why: &str) -> Failure {
     Failure::mount(format!("MountVolume.SetUp failed for volume {volume:?} : {why}"))
 }
@@ -294,7 +298,7 @@ fn is_block(volume: &PersistentVolume) -> bool {
     volume.spec.as_ref().is_some_and(|spec| spec.volume_mode.as_deref() == Some("Block"))
 }
 
-/// Whether containers use a volume as what it is.
+/// Checks that the containers use the volume according to its volumeMode.
 /// Upstream: createVolumeSpec.
 fn check_mode(pod: &Pod, name: &str, volume: &PersistentVolume) -> Result<(), String> {
     let mode = if is_block(volume) { "Block" } else { "Filesystem" };
@@ -319,21 +323,21 @@ fn is_drivers(volume: &PersistentVolume) -> bool {
     volume.spec.as_ref().is_some_and(|spec| spec.csi.is_some())
 }
 
-/// The volume's size, if it is more than the claim was told.
+/// The volume's size, if it is larger than in the claim's status.
 fn grown(bound: &Bound) -> Option<(String, i64)> {
     let size = bound.volume.spec.as_ref()?.capacity.as_ref()?.get(STORAGE)?;
     let known = bound.claim.status.as_ref()?.capacity.as_ref()?.get(STORAGE)?;
     (units(size) > units(known)).then(|| (size.0.clone(), units(size)))
 }
 
-/// Made by the provisioner that is built in, which leaves its directory to the node.
+/// Whether the built-in provisioner made the volume. It leaves its directory to the node.
 fn is_ours(volume: &PersistentVolume) -> bool {
     let annotations = volume.metadata.annotations.as_ref();
     let by = annotations.and_then(|all| all.get("pv.kubernetes.io/provisioned-by"));
     by.is_some_and(|by| by == "decapod.io/local-path")
 }
 
-/// Made at its first use: containers of any user may write to it.
+/// Creates the directory at its first use: containers of any user may write to it.
 fn make(path: &Path) -> std::io::Result<()> {
     use std::os::unix::fs::PermissionsExt;
     if path.exists() {
@@ -365,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn volumes_are_used_as_what_they_are() {
+    fn volumes_are_used_by_their_mode() {
         let check = |mode: &str, container: Value, expected: Result<(), &str>| {
             let volume = serde_json::from_value(json!({"spec": {"volumeMode": mode}}));
             let pod = serde_json::from_value(json!({"spec": {"containers": [container]}}));
@@ -384,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_claim_is_told() {
+    fn the_patch_of_a_claims_status() {
         let claim: PersistentVolumeClaim = serde_json::from_value(json!({"status": {
             "allocatedResourceStatuses": {"storage": "NodeResizePending"},
             "conditions": [{"type": "FileSystemResizePending", "status": "True"},

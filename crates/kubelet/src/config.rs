@@ -10,66 +10,66 @@ use k8s_openapi::api::core::v1::Taint;
 
 use crate::sysctls::Sysctls;
 
-/// What the node says that it runs; clients and skew checks read it.
+/// The node's `kubeletVersion`; clients and skew checks read it.
 pub const KUBELET_VERSION: &str = "v1.36.2";
 
-/// TLS of the server: built by the caller (who owns certificates and their rotation).
+/// TLS of the server. The caller builds it, because it owns certificates and their rotation.
 pub type ServerTls = transport::tls::ServerTls;
 
 /// Who may call the kubelet's server.
 #[derive(Clone, Default)]
 pub struct ServerAuth {
-    /// PEM of the CA whose client certificates name users; asked for at each connection, so that
-    /// it may rotate. `None` accepts no certificates.
+    /// PEM of the CA for client certificates; read at each connection, so that it may rotate.
+    /// `None` accepts no certificates.
     pub client_ca: Option<Arc<dyn Fn() -> Option<String> + Send + Sync>>,
-    /// Accept bearer tokens that the API server's TokenReview accepts.
+    /// Authenticate bearer tokens by the API server's TokenReview.
     pub webhook_tokens: bool,
-    /// Requests without credentials are `system:anonymous`; otherwise 401.
+    /// Requests without credentials are `system:anonymous`; otherwise they get 401.
     pub anonymous: bool,
-    /// Ask the API server's SubjectAccessReview; otherwise everyone known may do everything.
+    /// Ask the API server's SubjectAccessReview; otherwise every authenticated user may do everything.
     pub webhook_authorization: bool,
 }
 
 #[derive(Clone)]
 pub struct Config {
     pub node_name: String,
-    /// As the node calls itself, for its `Hostname` address.
+    /// For the node's `Hostname` address.
     pub hostname: String,
     pub node_ips: Vec<IpAddr>,
     pub labels: BTreeMap<String, String>,
-    /// Given to the node at its first registration only.
+    /// Set only when the node registers for the first time.
     pub taints: Vec<Taint>,
     pub register: bool,
     pub provider_id: Option<String>,
     pub cluster_dns: Vec<IpAddr>,
     pub cluster_domain: String,
-    /// The node's resolver, for pods that do not use the cluster's.
+    /// The node's resolv.conf, for pods that do not use the cluster's DNS.
     pub resolv_conf: PathBuf,
     /// A directory (or a file) of static pods.
     pub pod_manifest_path: Option<PathBuf>,
-    /// Pods' volumes and files live here.
+    /// The directory of pods' volumes and files.
     pub root_dir: PathBuf,
-    /// Pods' logs live here, one directory per pod.
+    /// The directory of pods' logs, one directory per pod.
     pub log_dir: PathBuf,
-    /// Pods' cgroups live below this one, in every hierarchy; `/` for upstream's `/kubepods`.
+    /// Parent of pods' cgroups in every hierarchy; `/` for upstream's `/kubepods`.
     pub cgroup_root: String,
     /// Make pod and QoS cgroups. False where the runtime keeps everything in one place.
     pub cgroups_per_qos: bool,
-    /// Must be the runtime's.
+    /// Must equal the runtime's.
     pub cgroup_driver: cri::CgroupDriver,
     pub max_pods: i64,
-    /// What pods may set of the kernel's switches.
+    /// The sysctls that pods may set.
     pub sysctls: Sysctls,
-    /// Used until the API gives the node a range of its own.
+    /// Used until the API gives the node a podCIDR.
     pub pod_cidr: Option<String>,
     pub bind_address: SocketAddr,
-    /// Without TLS no server is started.
+    /// `None` starts no server.
     pub server_tls: Option<ServerTls>,
     pub server_auth: ServerAuth,
     pub healthz_address: Option<SocketAddr>,
-    /// exec, attach, port-forward, run and logs are served.
+    /// Serve exec, attach, port-forward, run and logs.
     pub debugging_handlers: bool,
-    /// Kept back for the system, in allocatable: e.g. `cpu` → `100m`.
+    /// Resources reserved for the system and subtracted from allocatable: e.g. `cpu` → `100m`.
     pub reserved: BTreeMap<String, String>,
     pub status_check: Duration,
     pub status_report: Duration,
@@ -83,25 +83,25 @@ pub struct Config {
     /// Deviation: 5 % where upstream says 10 %; developers' disks are often that full.
     pub eviction_disk: f64,
     pub eviction_inodes: f64,
-    /// How often the kubelet looks whether somebody must go.
+    /// How often the kubelet checks whether it must evict a pod.
     pub eviction_interval: Duration,
-    /// Percent of the disk in use from which unused images go, and down to which.
+    /// Percent of disk usage at which image garbage collection starts, and at which it stops.
     pub image_gc_high: u64,
     pub image_gc_low: u64,
-    /// An image stays at least this long.
+    /// The minimum age of an image before it is removed.
     pub image_min_age: Duration,
-    /// How long a shutdown of the machine waits for its pods; zero: it does not.
+    /// How long the kubelet delays a shutdown of the machine for its pods; zero: not at all.
     pub shutdown_grace: Duration,
-    /// The end of that, for critical pods alone.
+    /// The last part of that time, reserved for critical pods.
     pub shutdown_grace_critical: Duration,
-    /// Where D-Bus is, by which logind tells of shutdowns.
+    /// The D-Bus socket through which logind announces shutdowns.
     pub system_bus: PathBuf,
-    /// May mount (tmpfs volumes, subpaths). False in tests without privileges.
+    /// Whether this process may mount (tmpfs volumes, subpaths). False in tests without privileges.
     pub may_mount: bool,
 }
 
 impl Config {
-    /// A node of that name with everything else as upstream defaults it, below `data_dir`.
+    /// A node of that name; everything else has upstream's defaults, below `data_dir`.
     pub fn new(node_name: &str, data_dir: PathBuf) -> Self {
         Self {
             node_name: node_name.into(),

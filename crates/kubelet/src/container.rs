@@ -1,7 +1,7 @@
-//! A container, as the runtime is asked for it.
+//! The runtime's configuration of a container.
 //!
 //! In: the pod, the container, its environment and volumes (prepared before). Out: a CRI
-//! `ContainerConfig`, or why the spec cannot be run (`CreateContainerConfigError`).
+//! `ContainerConfig`, or a `CreateContainerConfigError`.
 //! Upstream: `kuberuntime_container.go` generateContainerConfig, `pkg/securitycontext`.
 
 use std::collections::BTreeMap;
@@ -45,7 +45,7 @@ const READ_ONLY: [&str; 5] =
 
 const TERMINATION_LOG: &str = "/dev/termination-log";
 
-/// Text of a `CreateContainerConfigError`.
+/// The message of a `CreateContainerConfigError`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
     #[error("cannot find volume {0:?} to mount into container {1:?}")]
@@ -75,24 +75,24 @@ pub enum ConfigError {
     Io(String),
 }
 
-/// What the worker prepared.
+/// The inputs that the worker prepared.
 pub struct Prepared<'a> {
     pub env: Vec<(String, String)>,
     /// Names of CDI devices.
     pub devices: Vec<String>,
-    /// From device plugins; its variables and CDI devices are among those above.
+    /// Devices and mounts of device plugins; their variables and CDI devices are among those above.
     pub extras: &'a Extras,
     pub volumes: &'a BTreeMap<String, Ready>,
-    /// Images that are volumes, by volume name.
+    /// Image volumes, by volume name.
     pub images: &'a BTreeMap<String, ImageSpec>,
     pub dir: &'a PodDir,
     pub attempt: u32,
     pub image: &'a cri::Image,
     /// The node's memory, for the OOM score.
     pub memory: i64,
-    /// The id of the container whose processes an ephemeral one wants to see.
+    /// The id of the target container of an ephemeral container.
     pub target: Option<String>,
-    /// The pod's own, or the node's.
+    /// The pod's user namespace, or the node's.
     pub users: &'a UserNamespace,
 }
 
@@ -165,7 +165,7 @@ pub fn container_config(
     })
 }
 
-/// The kubelet's own win.
+/// Merges both; the kubelet's own win.
 fn with_extras<const N: usize>(
     extras: &[(String, String)],
     own: [(&str, String); N],
@@ -205,7 +205,7 @@ fn verify_user(pod: &Pod, container: &Container, image: &cri::Image) -> Result<(
     }
 }
 
-/// The kernel's numbers for these amounts; `memory` is the node's.
+/// Converts requests and limits to the kernel's numbers; `memory` is the node's capacity.
 pub fn resources_for(
     pod: &Pod,
     container: &Container,
@@ -325,7 +325,7 @@ fn all_mounts(
     Ok(out)
 }
 
-/// A fresh file for this run's termination message, writable by whatever user it runs as.
+/// Creates a fresh file for this run's termination message, writable by every user.
 fn termination_file(
     dir: &PodDir,
     container: &str,

@@ -1,10 +1,10 @@
-//! What all pod workers of one kubelet share.
+//! The state that all pod workers of one kubelet share.
 
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 
 use base::task::Tasks;
-use client::{Client, EventRecorder, EventType, Informer};
+use client::{Client, EventRecorder, EventType, Informer, View, Whole};
 use cri::Runtime;
 use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod, Service};
 use tokio::sync::watch;
@@ -30,7 +30,7 @@ pub struct Context {
     pub config: Config,
     pub client: Client,
     pub runtime: Arc<dyn Runtime>,
-    /// As in container ids: `decapod`.
+    /// The prefix of container ids: `decapod`.
     pub runtime_name: String,
     pub events: EventRecorder,
     pub images: Images,
@@ -43,15 +43,17 @@ pub struct Context {
     pub resolver: Resolver,
     pub machine: Machine,
     pub services: Informer<Service>,
+    /// For the environment of containers, which has all Services of their namespace.
+    pub known_services: View<Whole<Service>>,
     pub pods: Informer<Pod>,
-    /// The node as the API last showed it, or as we would register it. Guards a pointer swap.
+    /// The node as last read from the API, or as it would be registered. Guards a pointer swap.
     pub node: Mutex<Arc<Node>>,
-    /// Empty when pods can have a network, else why not.
+    /// Empty when the pod network is ready, else the reason why it is not.
     pub network: watch::Receiver<String>,
     pub probes: Arc<Counts>,
     pub figures: Arc<Figures>,
     pub pod_resources: pod_resources::Counts,
-    /// The machine is about to go down.
+    /// The machine is shutting down.
     pub is_shutting_down: watch::Sender<bool>,
     pub tasks: Tasks,
 }
@@ -61,8 +63,8 @@ impl Context {
         self.node.lock().expect("no panic while held").clone()
     }
 
-    /// The node as admission sees it. Who has devices of plugins is decided by those, by what they
-    /// have now. Upstream: `UpdatePluginResources`.
+    /// The node for admission, without resources of device plugins: these are allocated by the plugins'
+    /// current devices. Upstream: `UpdatePluginResources`.
     pub fn node_to_admit(&self) -> Arc<Node> {
         let mut node = self.node();
         let is_ours = |name: &String| self.device_plugins.is_known(name);
@@ -81,7 +83,7 @@ impl Context {
         node.status.as_ref().and_then(|s| s.allocatable.clone()).unwrap_or_default()
     }
 
-    /// The node's addresses: one per family, the primary first.
+    /// The node's addresses: one per IP family, the primary first.
     pub fn host_ips(&self) -> Vec<IpAddr> {
         let mut out: Vec<IpAddr> = vec![];
         for ip in &self.config.node_ips {
@@ -92,14 +94,14 @@ impl Context {
         out
     }
 
-    /// An event about a pod.
+    /// Sends an event about a pod.
     pub fn tell(&self, pod: &Pod, kind: EventType, reason: &str, message: impl Into<String>) {
         self.events.event_about(reference(pod, None), kind, reason, message);
     }
 }
 
-/// What an event is about: the pod, or one of its containers. Events of static pods name the
-/// mirror's identity as upstream does: the static pod's own uid.
+/// The object of an event: the pod, or one of its containers. Like upstream, events of static pods
+/// name the static pod's own uid, not the mirror's.
 pub fn reference(pod: &Pod, container: Option<(Role, &str)>) -> ObjectReference {
     let mut out = client::events::reference(pod);
     out.namespace = Some(names::namespace(pod).into());

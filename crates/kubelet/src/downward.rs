@@ -1,6 +1,6 @@
 //! The downward API: a pod's own fields and resources as text.
 //!
-//! In: a pod, its addresses, a selector. Out: the value, or why there is none. Pure.
+//! In: a pod, its addresses, a selector. Out: the value, or an error. Pure.
 //! Upstream: `pkg/fieldpath`, `pkg/api/v1/resource`.
 
 use std::collections::BTreeMap;
@@ -11,7 +11,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use crate::resources;
 
-/// What the pod object itself does not say yet when its containers start.
+/// Addresses that the pod object does not have yet when its containers start.
 #[derive(Clone, Debug, Default)]
 pub struct Addresses {
     pub pod: Vec<IpAddr>,
@@ -98,7 +98,7 @@ fn quote(text: &str) -> String {
     out
 }
 
-/// A container's request or limit. Limits that are not set read as the pod's, else as the node's
+/// A container's request or limit. An unset limit reads as the pod's limit, else as the node's
 /// allocatable.
 /// `container` is used when the selector names none (env); volumes always name one.
 pub fn resource(
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_that_are_not_set_are_the_pods() {
+    fn unset_limits_are_the_pods() {
         let mut pod = pod();
         let spec = pod.spec.as_mut().expect("a spec");
         spec.containers[0].resources = None;

@@ -1,7 +1,7 @@
 //! A container's environment.
 //!
-//! In: the pod, the container, the services it may see, the ConfigMaps, Secrets and files it refers
-//! to (fetched before by the caller: [`references`] and [`file_references`] list them). Out: names
+//! In: the pod, the container, its Services, and the ConfigMaps, Secrets and files that it references;
+//! the caller fetches those beforehand ([`references`] and [`file_references`] list them). Out: names
 //! and values in order. Pure.
 //! Upstream: `kubelet_pods.go` makeEnvironmentVariables, `pkg/kubelet/envvars`.
 
@@ -24,7 +24,7 @@ use crate::resources::ResourceList;
 pub struct Sources {
     pub config_maps: BTreeMap<String, Arc<ConfigMap>>,
     pub secrets: BTreeMap<String, Arc<Secret>>,
-    /// Nobody could say yet whether these exist, and why.
+    /// Objects whose existence could not be determined, with the error.
     pub unknown: Unknown,
 }
 
@@ -41,7 +41,7 @@ impl Unknown {
     }
 }
 
-/// Why a container has no configuration: `CreateContainerConfigError`.
+/// Why a container's environment cannot be made: `CreateContainerConfigError`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EnvError {
     #[error("configmap \"{0}\" not found")]
@@ -54,7 +54,7 @@ pub enum EnvError {
     NoSecretKey { key: String, namespace: String, name: String },
     #[error("cannot find the volume {0:?} referenced by FileKeyRef")]
     NoVolume(String),
-    /// Upstream says no more of it, but in its log.
+    /// Upstream logs the details only.
     #[error("couldn't parse env file")]
     File,
     #[error("environment variable key {key:?} not found in file {path:?}")]
@@ -63,18 +63,18 @@ pub enum EnvError {
     Downward(#[from] DownwardError),
 }
 
-/// What the whole node knows, for env and volumes.
+/// The node's data for env and volumes.
 pub struct Surroundings<'a> {
     pub addresses: &'a Addresses,
     pub allocatable: &'a ResourceList,
     pub sources: &'a Sources,
 }
 
-/// Values from files, by volume, path and key: the value, empty where the file has none, and what
-/// the file is to be called.
+/// Values from files, by volume, path and key: the value (empty if the file has no such key), and the
+/// file's name for messages.
 pub type FileValues = BTreeMap<(String, String, String), Result<(String, String), EnvError>>;
 
-/// The keys of files that a container's env needs.
+/// The file keys that a container's env refers to.
 pub fn file_references(container: &Container) -> impl Iterator<Item = &FileKeySelector> {
     let sources = container.env.iter().flatten().filter_map(|var| var.value_from.as_ref());
     let files = sources.filter_map(|source| source.file_key_ref.as_ref());
@@ -85,7 +85,7 @@ pub fn file_key(from: &FileKeySelector) -> (String, String, String) {
     (from.volume_name.clone(), from.path.clone(), from.key.clone())
 }
 
-/// Names of the ConfigMaps and Secrets that a container's env needs.
+/// Names of the ConfigMaps and Secrets that a container's env refers to.
 pub fn references(container: &Container) -> (Vec<String>, Vec<String>) {
     let (mut config_maps, mut secrets) = (vec![], vec![]);
     for from in container.env_from.iter().flatten() {
@@ -99,7 +99,7 @@ pub fn references(container: &Container) -> (Vec<String>, Vec<String>) {
     (config_maps, secrets)
 }
 
-/// The environment of `container`. `services` as [`service_variables`] gives them.
+/// The environment of `container`; `services` comes from [`service_variables`].
 pub fn environment(
     pod: &Pod,
     container: &Container,
@@ -184,7 +184,7 @@ fn from_whole_objects(
     Ok(out)
 }
 
-/// A file must be there, and well-formed, also where its key is optional.
+/// The file must exist and be well-formed even if its key is optional.
 fn from_file(from: &FileKeySelector, files: &FileValues) -> Result<Option<String>, EnvError> {
     if !features::enabled(Feature::EnvFiles) {
         return Ok(Some(String::new()));
@@ -199,7 +199,7 @@ fn from_file(from: &FileKeySelector, files: &FileValues) -> Result<Option<String
     }
 }
 
-/// `None` when an optional source is absent: the variable does not exist then.
+/// `None` if an optional source is absent: then the variable is not set.
 fn one_source(
     pod: &Pod,
     container: &Container,
@@ -249,8 +249,8 @@ fn one_source(
     Ok(Some(String::new()))
 }
 
-/// Where the pod's neighbours are, in the style of container links. `kubernetes` of namespace
-/// `default` is seen from everywhere, the own namespace's services when links are enabled.
+/// The addresses of Services, in the style of container links: `kubernetes` of namespace `default` for
+/// every pod, the Services of the pod's namespace if enableServiceLinks is true.
 pub fn service_variables<'a>(
     services: impl IntoIterator<Item = &'a Service>,
     namespace: &str,
@@ -262,7 +262,7 @@ pub fn service_variables<'a>(
         let home = service.metadata.namespace.as_deref().unwrap_or_default();
         let is_api = home == "default" && name == "kubernetes";
         if is_api || (enable_links && home == namespace) {
-            // The own namespace's service of the same name wins over the API's.
+            // A Service of the same name in the pod's namespace wins over the API's.
             if is_api && home != namespace && out.contains_key("KUBERNETES_SERVICE_HOST") {
                 continue;
             }
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn files_have_values_too() {
+    fn values_come_from_files() {
         let var = |volume: &str, path: &str, key: &str, optional: bool| {
             json!({"name": "c", "env": [{"name": "X", "valueFrom": {"fileKeyRef":
                 {"volumeName": volume, "path": path, "key": key, "optional": optional}}},
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn values_come_from_everywhere_in_order() {
+    fn values_come_from_all_sources_in_order() {
         check(
             json!({"name": "c", "env": [
                 {"name": "A", "value": "1"},

@@ -1,4 +1,4 @@
-//! Files with variables, which containers leave in an emptyDir for those that start after them.
+//! Files with variables that containers write into an emptyDir for later containers.
 //!
 //! ```text
 //!   # a comment, an empty line
@@ -6,9 +6,9 @@
 //!   several lines'   # a comment
 //! ```
 //!
-//! In: where a volume is, a path in it, a key. Out: the key's value, empty where the file has none.
-//! Invariants: nothing outside of the volume is opened, and nothing that is no file; what is read
-//! is bounded, whatever a container has put there. Lines after the key are not judged.
+//! In: a volume's directory, a path in it, a key. Out: the key's value, empty if the file has none.
+//! Invariants: only regular files inside the volume are opened; the number of bytes read is limited.
+//! Lines after the key are not checked.
 //! Upstream: `pkg/kubelet/util/env` ParseEnv.
 
 use std::fs::File;
@@ -21,15 +21,15 @@ use nix::sys::stat::Mode;
 
 /// The longest line, without its end. Upstream: `bufio.MaxScanTokenSize`.
 const LINE: u64 = 64 * 1024;
-/// Deviation: upstream reads on. The kernel takes no variable longer than 128 KiB, and all of a
-/// program's together must fit into 6 MiB.
+/// Deviation: upstream has no limit. The kernel takes no variable longer than 128 KiB, and at most
+/// 6 MiB of variables for a program.
 const FILE: u64 = 16 * 1024 * 1024;
 
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
     #[error("failed to open environment variable file: {0}")]
     Open(io::Error),
-    #[error("it is no file")]
+    #[error("not a regular file")]
     NoFile,
     #[error("error reading environment variable file: {0}")]
     Read(#[from] io::Error),
@@ -52,8 +52,8 @@ pub fn read(root: &Path, path: &str, key: &str) -> Result<String, FileError> {
     value_of(key, &mut Lines { from: BufReader::new(file).take(FILE + 1), number: 0 })
 }
 
-/// As if `root` were `/`: links cannot lead out. Nothing is opened yet: it may be a FIFO, which would wait
-/// for who writes into it, or a device, to which being opened may mean something.
+/// Resolves `path` as if `root` were `/`, so that links cannot lead out. It does not open the file: a FIFO
+/// would block until it has a writer, and opening a device may have side effects.
 fn find(root: &Path, path: &str) -> io::Result<File> {
     let root = nix::fcntl::open(root, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())?;
     let how = OpenHow::new()
@@ -64,7 +64,7 @@ fn find(root: &Path, path: &str) -> io::Result<File> {
 
 struct Lines<R> {
     from: io::Take<R>,
-    /// Of the line that was read last, from 1.
+    /// The number of the last line that was read, from 1.
     number: usize,
 }
 
@@ -126,7 +126,7 @@ fn value_of<R: BufRead>(key: &str, lines: &mut Lines<R>) -> Result<String, FileE
     Ok(String::new())
 }
 
-/// What stands before the next quote, which may be on a later line.
+/// The text before the next quote, which may be on a later line.
 fn quoted<R: BufRead>(first: &str, lines: &mut Lines<R>) -> Result<String, FileError> {
     let begun = lines.number;
     let (mut value, mut rest) = (String::new(), first.to_owned());
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_read_as_upstream_reads_them() {
+    fn files_are_parsed_like_upstream() {
         let check = |text: &str, expected: Result<&str, &str>| {
             let got = parsed(text.as_bytes(), "K");
             assert_eq!(got.as_deref().map_err(String::as_str), expected, "{text:?}");
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_is_bounded() {
+    fn files_and_lines_have_limits() {
         let check = |text: Vec<u8>, expected: Result<&str, &str>| {
             let got = parsed(&text, "K");
             assert_eq!(got.as_deref().map_err(String::as_str), expected);

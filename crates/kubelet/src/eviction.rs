@@ -1,11 +1,11 @@
-//! When memory or disk runs out the kubelet chooses who goes, before the kernel does.
+//! Evicts a pod when memory or disk runs out, before the kernel's OOM killer chooses one.
 //!
-//! In: the machine's free memory and disk, what pods use and asked for. Out: one eviction per look.
+//! In: the machine's free memory and disk, pods' usage and requests. Out: one eviction per round.
 //! Order: pods above their request first, then by priority, then by how far above.
-//! Invariants: static and node-critical pods stay; one pod at a time, and the next look comes when it
-//! has stopped (or does not stop); nobody is told twice; a disk must stay full for a while, as images
-//! that nobody uses go first.
-//! Upstream: `pkg/kubelet/eviction`. Deviation: a shortage of inodes takes nobody's pod.
+//! Invariants: static and node-critical pods stay; the next round waits until the evicted pod has
+//! stopped, or a timeout; a pod is evicted once; the disk must be full for several rounds, because unused
+//! images are removed first.
+//! Upstream: `pkg/kubelet/eviction`. Deviation: a lack of inodes evicts no pod.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -22,27 +22,27 @@ use crate::pods::PodSet;
 use crate::resources::{pod_requests, request, units};
 use crate::worker::View;
 
-/// How long a look waits for who was told to go. Upstream: podCleanupTimeout.
+/// How long a round waits for the evicted pod to stop. Upstream: podCleanupTimeout.
 const CLEANUP: Duration = Duration::from_secs(30);
-/// So many looks must find the disk full.
+/// The number of consecutive rounds that must find the disk full.
 const PATIENCE: u32 = 3;
 const CRITICAL: i32 = 2_000_000_000;
 
-/// What there is too little of.
+/// The resource that runs out.
 struct Shortage {
     resource: &'static str,
     threshold: String,
     available: u64,
 }
 
-/// What a pod uses of it, in bytes.
+/// A pod's usage of it, in bytes.
 #[derive(Default)]
 struct Used {
     containers: BTreeMap<String, i64>,
     total: i64,
 }
 
-/// Watches memory and disk for ever.
+/// Watches memory and disk; never returns.
 pub async fn keep(context: Arc<Context>, pods: Arc<PodSet>) {
     let mut full = 0;
     loop {
@@ -66,12 +66,12 @@ pub async fn keep(context: Arc<Context>, pods: Arc<PodSet>) {
         context.tell(&pod, EventType::Warning, "Evicted", message);
         let stopped = pods.until_stopped(names::uid(&pod));
         if tokio::time::timeout(CLEANUP, stopped).await.is_err() {
-            tracing::warn!(pod = names::full(&pod), "an evicted pod does not stop");
+            tracing::warn!(pod = names::full(&pod), "the evicted pod did not stop in time");
         }
     }
 }
 
-/// Pods that use something and were not told to go yet: what these use will be free soon.
+/// Pods that use resources and are not being evicted: the resources of those will soon be free.
 fn candidates(pods: &PodSet) -> Vec<View> {
     let mut views = pods.views();
     views.retain(|view| {
@@ -96,7 +96,7 @@ fn disk_shortage(context: &Context) -> Option<Shortage> {
     })
 }
 
-/// Bytes as upstream writes them: with the largest suffix that loses nothing.
+/// Bytes in upstream's form: with the largest suffix that divides them.
 fn binary(bytes: i64) -> String {
     let suffixes = [("Gi", 30), ("Mi", 20), ("Ki", 10)];
     let fits = suffixes.iter().find(|(_, shift)| bytes != 0 && bytes % (1_i64 << shift) == 0);
@@ -165,7 +165,7 @@ async fn storage_of(context: &Context, views: &[View]) -> Usage {
     out
 }
 
-/// The pod to go.
+/// The pod to evict.
 fn choose(views: &[View], usage: &Usage, resource: &str) -> Option<Arc<Pod>> {
     let mut candidates = vec![];
     for (_, pod) in living(views) {
@@ -189,7 +189,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn the_greediest_of_the_least_important_goes() {
+    fn lowest_priority_then_largest_excess_is_evicted() {
         let view = |name: &str, priority: i32, request: &str| {
             let mut run = container(name, State::Running, 0);
             run.id = name.into();
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn the_message_names_the_greedy() {
+    fn the_message_names_the_containers() {
         let pod = json!({"metadata": {"name": "p"}, "spec": {"containers": [
             {"name": "a", "resources": {"requests": {"memory": "1Mi"}}}, {"name": "b"}]}});
         let pod: Pod = serde_json::from_value(pod).expect("a pod");

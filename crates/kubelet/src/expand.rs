@@ -1,14 +1,14 @@
 //! `$(NAME)` references in env values, commands, arguments and subPathExpr.
 //!
 //! In: a text and a lookup. Out: the text with every known reference replaced.
-//! Upstream: `$$` is a literal dollar, an unknown or unfinished reference stays as it is.
+//! Upstream: `$$` is a literal dollar; an unknown or unfinished reference is kept unchanged.
 
 /// Replaces the references that `lookup` knows.
 pub fn expand(text: &str, lookup: impl Fn(&str) -> Option<String>) -> String {
     expand_noting(text, lookup).0
 }
 
-/// As [`expand`], and the first name that `lookup` does not know.
+/// Like [`expand`], and returns the first name that `lookup` does not know.
 pub fn expand_noting(
     text: &str,
     lookup: impl Fn(&str) -> Option<String>,

@@ -1,7 +1,7 @@
-//! What pods and containers did, counted for `/metrics`.
+//! Metrics of pods and containers for `/metrics`.
 //!
-//! In: what workers see and do. Out: Prometheus text, with upstream's names.
-//! Invariant: labels come from small sets, so that the figures stay few.
+//! In: calls from pod workers. Out: Prometheus text, with upstream's names.
+//! Invariant: label values come from small sets, so that the number of series stays small.
 //! Upstream: `pkg/kubelet/metrics/metrics.go`, `status_manager.go` for ends of containers.
 
 use std::collections::BTreeMap;
@@ -16,13 +16,13 @@ use crate::observed::Role;
 
 /// Prometheus' default buckets, in seconds.
 const SECONDS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
-/// Until a pod runs.
+/// Buckets for the start of a pod.
 const START_SECONDS: [f64; 25] = [
     0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 20.0, 30.0, 45.0, 60.0, 120.0, 180.0, 240.0,
     300.0, 360.0, 480.0, 600.0, 900.0, 1200.0, 1800.0, 2700.0, 3600.0,
 ];
 
-/// A call of the runtime; each limit is two and a half times the one before.
+/// Buckets for the runtime's calls; each limit is 2.5 times the one before.
 const CALL_SECONDS: [f64; 14] = [
     0.005,
     0.0125,
@@ -55,14 +55,14 @@ const COUNTERS: [(&str, &str); 7] = [
 struct Inner {
     /// By name, then by labels.
     counters: BTreeMap<&'static str, BTreeMap<String, u64>>,
-    /// What a worker's steps took, by what they were.
+    /// Durations of a pod worker's steps, by step.
     steps: BTreeMap<&'static str, Histogram<11>>,
     starts: Option<Histogram<25>>,
-    /// What the runtime's calls took, by operation.
+    /// Durations of the runtime's calls, by operation.
     calls: BTreeMap<&'static str, Histogram<14>>,
 }
 
-/// Guards the figures; held for single counts and scrapes.
+/// Guards the metrics; held for single counts and scrapes.
 #[derive(Default)]
 pub struct Figures(Mutex<Inner>);
 
@@ -72,7 +72,7 @@ impl Figures {
         *inner.counters.entry(name).or_default().entry(labels).or_default() += 1;
     }
 
-    /// A sandbox is to be made.
+    /// Counts an attempt to create a sandbox.
     pub fn pod_starts(&self) {
         self.count("kubelet_started_pods_total", String::new());
     }
@@ -81,33 +81,33 @@ impl Figures {
         self.count("kubelet_started_pods_errors_total", String::new());
     }
 
-    /// A container is to be made.
+    /// Counts an attempt to create a container.
     pub fn container_starts(&self, role: Role) {
         let labels = format!("container_type={:?}", shown(role));
         self.count("kubelet_started_containers_total", labels);
     }
 
-    /// `code` is the reason that people see.
+    /// `code` is the reason in the container's status.
     pub fn container_not_started(&self, role: Role, code: &str) {
         let labels = format!("container_type={:?},code={code:?}", shown(role));
         self.count("kubelet_started_containers_errors_total", labels);
     }
 
-    /// From the kubelet's first sight of a pod to its running phase.
+    /// Records the time from the kubelet's first sight of a pod to its running phase.
     pub fn pod_runs(&self, took: Duration) {
         let mut inner = self.0.lock().expect("no panic while held");
         let starts = inner.starts.get_or_insert_with(|| Histogram::new(&START_SECONDS));
         starts.observe(took.as_secs_f64());
     }
 
-    /// One step of a pod's worker.
+    /// Records one step of a pod's worker.
     pub fn step(&self, what: &'static str, took: Duration) {
         let mut inner = self.0.lock().expect("no panic while held");
         let steps = inner.steps.entry(what).or_insert_with(|| Histogram::new(&SECONDS));
         steps.observe(took.as_secs_f64());
     }
 
-    /// One call of the runtime.
+    /// Records one call of the runtime.
     pub fn operation(&self, what: &'static str, took: Duration, failed: bool) {
         let labels = format!("operation_type={what:?}");
         if failed {
@@ -119,7 +119,7 @@ impl Figures {
         calls.observe(took.as_secs_f64());
     }
 
-    /// Containers that have ended since the status before.
+    /// Counts the containers that have ended since the status `before`.
     pub fn ends(&self, before: &PodStatus, now: &PodStatus) {
         let lists = [
             (Role::Init, &before.init_container_statuses, &now.init_container_statuses),

@@ -1,6 +1,6 @@
-//! gRPC served on a Unix socket: methods of one message each way.
+//! A gRPC server on a Unix socket, for unary methods.
 //!
-//! In: a listener, a function from requests to answers, which sends each on to [`unary`] by its path.
+//! In: a listener, and a function from requests to answers, which routes by path to [`unary`].
 //! Out: a future that serves until the stop.
 
 use std::convert::Infallible;
@@ -19,7 +19,7 @@ use transport::{Incoming, Limits, Listener};
 
 const DRAIN: Duration = Duration::from_secs(1);
 
-/// A method as tonic wants it.
+/// Adapts a function to tonic's service trait.
 struct Method<F>(F);
 
 impl<Q, A, F, W> UnaryService<Q> for Method<F>
@@ -36,7 +36,7 @@ where
     }
 }
 
-/// Answers by `run`.
+/// Answers with the result of `run`.
 pub async fn unary<Q, A, F, W>(request: Request<Incoming>, run: F) -> Response<Body>
 where
     Q: Message + Default + Send + 'static,
@@ -47,7 +47,7 @@ where
     Grpc::new(ProstCodec::<A, Q>::default()).unary(Method(run), request).await
 }
 
-/// The answer to a method that is not known, in the words of gRPC for Go.
+/// The answer to an unknown method, in the words of gRPC for Go.
 pub fn unknown(path: &str) -> Response<Body> {
     let (service, method) = path.trim_start_matches('/').rsplit_once('/').unwrap_or_default();
     let text = format!("unknown method {method} for service {service}");

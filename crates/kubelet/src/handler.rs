@@ -1,7 +1,7 @@
-//! One check of a container from outside: HTTP, TCP, gRPC, or a command in it. Probes and lifecycle
-//! hooks share these.
+//! One check of a container: HTTP, TCP, gRPC, or a command in it. Probes and lifecycle hooks share
+//! these.
 //!
-//! In: the handler of the spec, the pod's address, a time limit. Out: [`Outcome`] with the text that
+//! In: the handler of the spec, the pod's address, a timeout. Out: [`Outcome`] with the text that
 //! events show. Upstream: `pkg/probe/{http,tcp,grpc,exec}`.
 
 use std::io;
@@ -23,13 +23,13 @@ use tokio::time::Instant;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Success,
-    /// The check was made and says no.
+    /// The check ran and failed.
     Failure(String),
-    /// The check could not be made.
+    /// The check could not run.
     Error(String),
 }
 
-/// Why a check came to nothing.
+/// Why a check has no result.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 enum Problem {
     #[error("dial tcp {address}: {why}")]
@@ -46,16 +46,16 @@ impl From<String> for Problem {
     }
 }
 
-/// Upstream: what of a response or output is kept for events.
+/// Upstream: how much of a response or output events keep.
 const SHOWN_BYTES: usize = 10 << 10;
 const BODY_LIMIT: usize = 1 << 20;
-/// Before each message of gRPC.
+/// The header before each gRPC message.
 const FRAME_HEADER: usize = 5;
 
 trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
 
-/// A port by number or by the container's own name for it.
+/// A port by number or by name.
 pub fn port_of(port: &IntOrString, container: &Container) -> Result<u16, String> {
     let number = match port {
         IntOrString::Int(number) => i64::from(*number),
@@ -118,7 +118,7 @@ async fn within<T>(
     tokio::time::timeout(limit, work).await.unwrap_or(Err(Problem::Late))
 }
 
-/// `host:port` as Go joins them.
+/// `host:port` in Go's form.
 fn joined(host: &str, port: u16) -> String {
     match host.parse::<IpAddr>() {
         Ok(ip) => SocketAddr::new(ip, port).to_string(),
@@ -139,8 +139,8 @@ async fn connect(host: &str, port: u16) -> Result<TcpStream, Problem> {
     })
 }
 
-/// GETs what the action says; 200 to 399 is success. Deviation: redirects count as success without
-/// being followed.
+/// Sends the GET request; status 200 to 399 is success. Deviation: redirects count as success and are not
+/// followed.
 pub async fn http_get(
     action: &HTTPGetAction,
     container: &Container,
@@ -186,7 +186,7 @@ fn get_request(
     for pair in action.http_headers.iter().flatten() {
         let name = HeaderName::try_from(pair.name.as_str()).map_err(|e| e.to_string())?;
         let value = HeaderValue::from_str(&pair.value).map_err(|e| e.to_string())?;
-        // The first of a name replaces our default, the next ones add to it.
+        // The first header of a name replaces our default, later ones are added.
         if own.contains(&name) {
             headers.append(name, value);
         } else {
@@ -217,7 +217,7 @@ async fn http_status(
     drive(connection, exchange).await
 }
 
-/// Polls the connection beside the exchange that it carries.
+/// Polls the connection together with the exchange that it carries.
 async fn drive<T, E: std::fmt::Display>(
     connection: impl Future<Output = Result<(), E>>,
     exchange: impl Future<Output = Result<T, Problem>>,
@@ -233,7 +233,7 @@ async fn drive<T, E: std::fmt::Display>(
     }
 }
 
-/// Certificates are not verified: probes of pods never are.
+/// Certificates are not verified: probes never do.
 async fn tls(tcp: TcpStream, host: &str) -> Result<impl Stream + use<>, String> {
     let config = transport::tls::client_config(&transport::tls::Trust::Anyone, None)
         .map_err(|error| error.to_string())?;
@@ -250,7 +250,7 @@ pub async fn grpc(host: &str, port: u16, service: &str, limit: Duration) -> Outc
     let end = Instant::now() + limit;
     let tcp = match within(limit, connect(host, port)).await {
         Ok(tcp) => tcp,
-        // Upstream tries again until the time is over; the answer is the same.
+        // Upstream retries until the timeout; the answer is the same.
         Err(_) => {
             return Outcome::Failure(format!(
                 "timeout: failed to connect service {address:?} within {shown}: context deadline exceeded"
@@ -319,7 +319,7 @@ struct HealthResponse {
     status: i32,
 }
 
-/// A frame of gRPC: not compressed, its length, the message.
+/// A gRPC frame: not compressed, length, message.
 fn health_request(service: &str) -> Bytes {
     let message = HealthRequest { service: service.to_owned() }.encode_to_vec();
     let mut frame = BytesMut::with_capacity(FRAME_HEADER + message.len());
@@ -329,7 +329,7 @@ fn health_request(service: &str) -> Bytes {
     frame.freeze()
 }
 
-/// What cannot be read is as good as `UNKNOWN`.
+/// An unreadable answer counts as `UNKNOWN`.
 fn serving_status(frame: &[u8]) -> i32 {
     let message =
         frame.get(FRAME_HEADER..).and_then(|message| HealthResponse::decode(message).ok());
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn health_messages_are_what_servers_of_grpc_read() {
+    fn health_messages_have_the_protocols_bytes() {
         let check = |service: &str, expected: &[u8]| {
             let frame = health_request(service);
             let length = u32::from_be_bytes(frame[1..5].try_into().expect("four bytes"));
@@ -380,13 +380,13 @@ mod tests {
         answers(&[0, 0, 0, 0, 2, 0x08, 1], 1);
         answers(&[0, 0, 0, 0, 0], 0);
         answers(&[0, 0], 0);
-        // A field of somebody's own before it.
+        // An unknown field before it.
         answers(&[0, 0, 0, 0, 4, 0x10, 7, 0x08, 2], 2);
     }
 
     #[tokio::test]
-    async fn http_answers_decide() {
-        // An address of its own: when nobody listens any more nobody else does.
+    async fn the_http_status_decides() {
+        // A loopback address of its own: after the listener closes, no other test listens there.
         let (host, port) = (testkit::places::own_loopback(), 18_080);
         let listener = tokio::net::TcpListener::bind((host, port)).await.expect("a port");
         let server = async {
@@ -431,9 +431,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_takes_too_long_is_told_by_what_it_waited_for() {
+    async fn timeouts_name_the_step() {
         let (host, port) = (testkit::places::own_loopback(), 18_081);
-        // Takes connections and says nothing.
+        // Accepts connections and never answers.
         let _listener = tokio::net::TcpListener::bind((host, port)).await.expect("a port");
         let limit = Duration::from_millis(50);
         let silent = Outcome::Failure("timeout: health rpc did not complete within 50ms".into());

@@ -1,5 +1,5 @@
-//! Name resolution inside a pod: the /etc/hosts that the kubelet writes and the resolver settings
-//! that go into the sandbox.
+//! Name resolution inside a pod: the /etc/hosts that the kubelet writes, and the sandbox's DNS
+//! settings.
 //!
 //! In: pod specs and the node's settings. Out: text and lists. Pure.
 //! Upstream: `kubelet_pods.go` managedHostsFileContent, `pkg/kubelet/network/dns`.
@@ -16,7 +16,7 @@ const MANAGED_HOST_NETWORK: &str = "# Kubernetes-managed hosts file (host networ
 const MAX_NAMESERVERS: usize = 3;
 const MAX_SEARCHES: usize = 32;
 
-/// The hosts file of a pod with a network of its own.
+/// The hosts file of a pod with its own network.
 pub fn hosts_file(ips: &[IpAddr], hostname: &str, domain: &str, aliases: &[HostAlias]) -> String {
     let mut out = String::from(MANAGED);
     out.push_str("127.0.0.1\tlocalhost\n");
@@ -36,7 +36,7 @@ pub fn hosts_file(ips: &[IpAddr], hostname: &str, domain: &str, aliases: &[HostA
     out
 }
 
-/// The node's own file, and the pod's aliases.
+/// The node's hosts file, and the pod's aliases.
 pub fn host_network_hosts_file(node_file: &str, aliases: &[HostAlias]) -> String {
     let mut out = format!("{MANAGED_HOST_NETWORK}{node_file}");
     append_aliases(&mut out, aliases);
@@ -107,7 +107,7 @@ impl Resolver {
     }
 }
 
-/// What the pod's policy makes of the node's resolver and the cluster's servers.
+/// The resolver for the pod's dnsPolicy, from the node's resolver and the cluster's servers.
 pub fn resolver(
     pod: &Pod,
     node: &Resolver,

@@ -1,4 +1,4 @@
-//! Images that nobody uses go when the disk fills up.
+//! Removes unused images when the disk fills up.
 //!
 //! ```text
 //!   100 % ┬
@@ -6,10 +6,10 @@
 //!    80 % ┴ low:  ... until this much is in use
 //! ```
 //!
-//! In: the disk, the runtime's images, who uses them. Out: removals, and a word on the node where
+//! In: the disk, the runtime's images, their users. Out: removed images, and an event on the node if
 //! they free too little.
-//! Invariants: an image that a container or a pod's volume uses stays; so does one that was seen
-//! first less than two minutes ago (its pod may be about to start), and a pinned one.
+//! Invariants: an image that a container or a pod's volume uses stays; so does an image that was first
+//! seen less than two minutes ago (its pod may be about to start), and a pinned one.
 //! Upstream: `pkg/kubelet/images/image_gc_manager.go`, every five minutes; and at once when the disk
 //! is so full that pods would be evicted.
 
@@ -27,10 +27,10 @@ use crate::node;
 use crate::pods::PodSet;
 
 const PERIOD: Duration = Duration::from_secs(300);
-/// How often the disk is looked at; images only when it is full.
+/// How often the disk is checked; images are listed only when it is full.
 const LOOK: Duration = Duration::from_secs(10);
 
-/// Collects for ever.
+/// Collects garbage; never returns.
 pub async fn keep(context: Arc<Context>, pods: Arc<PodSet>) {
     let mut records = Records::default();
     let mut last: Option<Timestamp> = None;
@@ -52,12 +52,12 @@ pub async fn keep(context: Arc<Context>, pods: Arc<PodSet>) {
             false => to_free(&disk, context.config.image_gc_high, context.config.image_gc_low),
         };
         if let Err(error) = collect(&context, &pods, &mut records, wanted, now).await {
-            tracing::warn!(%error, "unused images are not looked for");
+            tracing::warn!(%error, "failed to collect unused images");
         }
     }
 }
 
-/// Bytes to free so that no more than `low` percent are in use, where more than `high` are.
+/// The bytes to free to reach `low` percent of usage, if usage is above `high` percent.
 fn to_free(disk: &Disk, high: u64, low: u64) -> Option<u64> {
     let used = 100 - disk.free_bytes.saturating_mul(100) / disk.bytes.max(1);
     let goal = disk.bytes / 100 * (100 - low.min(100));
@@ -79,7 +79,7 @@ impl Records {
         }
     }
 
-    /// Who may go, the longest unused first.
+    /// The images that may be removed, the longest unused first.
     fn candidates<'a>(
         &self,
         images: &'a [Image],
@@ -117,7 +117,7 @@ async fn collect(
         }
         match runtime.remove_image(&ImageSpec::named(image.id.clone())).await {
             Ok(()) => freed = freed.saturating_add(image.size),
-            Err(error) => tracing::warn!(image = image.id, %error, "an image is not removed"),
+            Err(error) => tracing::warn!(image = image.id, %error, "failed to remove the image"),
         }
     }
     if freed < wanted && wanted != u64::MAX {
@@ -131,7 +131,7 @@ async fn collect(
     Ok(())
 }
 
-/// The ids of images that containers have, running or not, and that pods have as volumes.
+/// The ids of images of all containers, running or not, and of pods' image volumes.
 async fn in_use(
     context: &Context,
     pods: &PodSet,
@@ -199,6 +199,6 @@ mod tests {
         let ids: Vec<&str> = candidates.iter().map(|image| image.id.as_str()).collect();
         assert_eq!(ids, ["never", "early", "late"]);
         records.note(&images[..1], &set(&[]), at(110));
-        assert_eq!(records.0.len(), 1, "what is gone is forgotten");
+        assert_eq!(records.0.len(), 1, "removed images are forgotten");
     }
 }

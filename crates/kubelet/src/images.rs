@@ -1,4 +1,4 @@
-//! Images of containers: present, pulled, or why not.
+//! Pulls the images of containers.
 //!
 //! In: a container's image and policy, pull secrets. Out: the image, or a waiting reason
 //! (`ErrImagePull`, `ImagePullBackOff`, `ErrImageNeverPull`, `InvalidImageName`), and events.
@@ -16,7 +16,7 @@ use tokio::sync::Semaphore;
 
 use crate::backoff::Delays;
 
-/// Why a container cannot have its image; `retry_in` when time alone may help.
+/// Why a container has no image; `retry_in` is set when a later retry may succeed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImageError {
     pub reason: &'static str,
@@ -24,7 +24,7 @@ pub struct ImageError {
     pub retry_in: Option<Duration>,
 }
 
-/// How long `ErrImagePull` is shown before `ImagePullBackOff` takes its place.
+/// How long `ErrImagePull` is shown before `ImagePullBackOff` replaces it.
 const SHOWN: Duration = Duration::from_secs(1);
 
 pub struct Images {
@@ -37,11 +37,11 @@ pub struct Images {
 #[derive(Default)]
 struct Failures {
     delays: Delays,
-    /// When it last failed, and how.
+    /// The time and error of the last failure.
     last: BTreeMap<String, (jiff::Timestamp, String)>,
 }
 
-/// Tells people; the caller knows about which container.
+/// Sends an event; the caller adds the container.
 pub type Tell<'a> = &'a (dyn Fn(EventType, &str, String) + Send + Sync);
 
 impl Images {
@@ -49,7 +49,7 @@ impl Images {
         Self { runtime, permits: Semaphore::new(parallel.max(1)), delays: Mutex::default() }
     }
 
-    /// The container's image, pulled when the policy asks for it.
+    /// The container's image, pulled if the policy requires it.
     pub async fn ensure(
         &self,
         pod_uid: &str,
@@ -84,7 +84,7 @@ impl Images {
                 let message =
                     format!("Container image {named:?} is not present with pull policy of Never");
                 tell(EventType::Warning, "ErrImageNeverPull", message.clone());
-                // Somebody may import it.
+                // An administrator may import it.
                 let retry_in = Some(crate::backoff::FIRST);
                 Err(ImageError { reason: "ErrImageNeverPull", message, retry_in })
             }
@@ -115,7 +115,7 @@ impl Images {
                 false => format!("Back-off pulling image {named:?}: ErrImagePull: {error}"),
             };
             tell(EventType::Normal, "BackOff", format!("Back-off pulling image {named:?}"));
-            // Somebody may import it meanwhile.
+            // An administrator may import it meanwhile.
             let retry_in = Some(left.min(crate::backoff::FIRST));
             return Err(ImageError { reason: "ImagePullBackOff", message, retry_in });
         }
@@ -146,14 +146,14 @@ impl Images {
                 let text = format!("Failed to pull image {named:?}: {described}");
                 tell(EventType::Warning, "Failed", text);
                 self.failed(&key, &described);
-                // Soon again: not to pull, but to say that it waits.
+                // The early retry does not pull: it changes the reason to ImagePullBackOff.
                 let retry_in = Some(SHOWN);
                 Err(ImageError { reason: "ErrImagePull", message: described, retry_in })
             }
         }
     }
 
-    /// Pulls with each of the credentials that fit, until one works.
+    /// Pulls with each matching credential until one works.
     async fn fetch(
         &self,
         spec: &ImageSpec,
@@ -205,7 +205,7 @@ impl Images {
         failures.delays.forget(|known| known != key);
     }
 
-    /// A pod is gone: its failures no longer matter.
+    /// Forgets the failures of a deleted pod.
     pub fn forget_pod(&self, uid: &str) {
         let prefix = format!("{uid}_");
         let mut failures = self.failures();
@@ -226,7 +226,7 @@ fn millis(now: jiff::Timestamp, then: jiff::Timestamp) -> String {
     base::duration::show(took)
 }
 
-/// The policy: as written, else by tag.
+/// The pull policy: as in the spec, else by tag.
 fn policy<'a>(container: &'a Container, full: &str) -> &'a str {
     match container.image_pull_policy.as_deref().filter(|p| !p.is_empty()) {
         Some(policy) => policy,
@@ -235,7 +235,7 @@ fn policy<'a>(container: &'a Container, full: &str) -> &'a str {
     }
 }
 
-/// `nginx` → `nginx:latest`; `None` for what is no image name.
+/// `nginx` → `nginx:latest`; `None` for an invalid image name.
 pub fn with_default_tag(image: &str) -> Option<String> {
     let name_ok = |name: &str| {
         !name.is_empty()
@@ -264,7 +264,7 @@ pub fn with_default_tag(image: &str) -> Option<String> {
     Some(if last.contains(':') { image.to_string() } else { format!("{image}:latest") })
 }
 
-/// The credentials in `secrets` that fit the image's registry.
+/// The credentials in `secrets` for the image's registry.
 fn credentials(secrets: &[Arc<Secret>], image: &str) -> Vec<AuthConfig> {
     let mut out = vec![];
     for secret in secrets {

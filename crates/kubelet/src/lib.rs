@@ -1,8 +1,8 @@
 //! The kubelet: runs the pods that the API binds to this node.
 //!
 //! In: pods (from the API, from manifests), the runtime's state and events, probe results. Out:
-//! containers that run as the pods say, statuses, events, the node object and its lease, and a
-//! server for logs, exec and statistics.
+//! running containers, statuses, events, the node object and its lease, and a server for logs, exec and
+//! statistics.
 //!
 //! ```text
 //!   API watch ──► pods ──► worker (one per pod) ──► plan ──► start / stop ──► runtime (CRI)
@@ -13,10 +13,9 @@
 //!   node (status, lease) ──► API          server :10250 ◄── API server, people
 //! ```
 //!
-//! Invariants: the kubelet keeps no state that it cannot read back from the runtime, the disk and
-//! the API, so it can be killed and replaced at any moment; everything about one pod happens in
-//! that pod's worker, one thing at a time; decisions ([`plan`], [`status`], [`admit`]) are pure;
-//! nothing polls where an event serves.
+//! Invariants: all state can be read back from the runtime, the disk and the API, so a kubelet can be
+//! killed and replaced at any moment; a pod's worker does everything about that pod, one thing at a time;
+//! decisions ([`plan`], [`status`], [`admit`]) are pure; polling is only for what has no events.
 //! Upstream: `pkg/kubelet`.
 
 mod admit;
@@ -97,24 +96,24 @@ pub use sysctls::{SysctlError, Sysctls};
 /// Why a kubelet does not start.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("cannot make {path}: {source}")]
+    #[error("cannot create {path}: {source}")]
     Directory { path: String, source: std::io::Error },
     #[error("cannot listen on {address}: {source}")]
     Listen { address: String, source: std::io::Error },
     #[error(transparent)]
     Users(#[from] users::UsersError),
-    #[error("a part of the kubelet broke")]
+    #[error("a task of the kubelet failed")]
     Broken,
 }
 
 const SHUTDOWN: Duration = Duration::from_secs(3);
-/// Until a runtime that broke off is asked again.
+/// Delay before the kubelet reconnects to a runtime that failed.
 const RUNTIME_RETRY: Duration = Duration::from_secs(1);
-/// How often the runtime is asked whether its network is ready at last (upstream: 5 s, always); what
-/// comes later is the node status's to tell.
+/// How often the runtime is asked whether its network is ready (upstream: 5 s, always), until it is;
+/// after that, the node status reports changes.
 const NETWORK_RETRY: Duration = Duration::from_secs(1);
 
-/// Runs until `stop`. Pods are never touched by a stop: the next kubelet adopts them.
+/// Runs until `stop`. A stop does not touch pods: the next kubelet adopts them.
 pub async fn run(
     client: Client,
     runtime: Arc<dyn cri::Runtime>,
@@ -178,6 +177,7 @@ async fn start(
         figures,
         pod_resources: Default::default(),
         is_shutting_down: watch::channel(false).0,
+        known_services: services.view(),
         services,
         pods,
         network,
@@ -203,7 +203,7 @@ async fn start(
     Ok(())
 }
 
-/// The servers' sockets: that of the kubelet's API, and that of its health.
+/// The sockets of the kubelet's API server and of its health server.
 async fn listen(
     config: &mut Config,
 ) -> Result<(Option<transport::Listener>, Option<transport::Listener>), Error> {
@@ -215,14 +215,14 @@ async fn listen(
         Some(address) => Some(server::bind(address).await?),
         None => None,
     };
-    // Port 0 asked for a free one: the node object tells which it became.
+    // Port 0 asks for a free one: the node object reports the actual port.
     if let Some(address) = listener.as_ref().and_then(|one| one.local_addr()) {
         config.bind_address = address;
     }
     Ok((listener, health))
 }
 
-/// Upstream's kubelet refuses to start then, unless `failSwapOn` is false.
+/// Upstream's kubelet refuses to start with swap, unless `failSwapOn` is false.
 fn warn_of_swap(machine: &machine::Machine) {
     if machine.swap > 0 {
         tracing::warn!(
@@ -258,7 +258,7 @@ fn new_csi(
     csi::Csi::new(client.clone(), setting, drivers, hurry)
 }
 
-/// Gives the runtime its pod network and learns whether it is ready.
+/// Configures the runtime's pod network, and reports whether it is ready.
 async fn set_up_network(
     runtime: &dyn cri::Runtime,
     pod_cidr: Option<&str>,
@@ -286,7 +286,7 @@ async fn set_up_network(
     });
 }
 
-/// The API's node tells the pod network, and what others did to labels and taints.
+/// Follows the API's node: the pod CIDR, and labels and taints that others changed.
 fn follow_node(
     context: &Arc<Context>,
     nodes: &Informer<Node>,
@@ -303,7 +303,7 @@ fn follow_node(
         loop {
             tokio::select! {
                 () = changed.notified() => {}
-                // Nobody tells when another runtime's network plugin is configured at last.
+                // There is no event when another runtime's network plugin becomes ready.
                 () = tokio::time::sleep(NETWORK_RETRY), if !network.borrow().is_empty() => {
                     set_up_network(&*own.runtime, known.as_deref(), &network).await;
                     if network.borrow().is_empty() {
@@ -327,7 +327,7 @@ fn follow_node(
     });
 }
 
-/// The watch may lag behind the answers to our own writes.
+/// Keeps the newest version: the watch may lag behind the answers to our own writes.
 fn remember_newer(context: &Context, node: Arc<Node>) {
     let version = |node: &Node| {
         node.metadata.resource_version.as_deref().and_then(|v| v.parse::<u64>().ok()).unwrap_or(0)
@@ -355,7 +355,7 @@ fn follow_pods(context: &Arc<Context>, set: &Arc<PodSet>, nodes: Informer<Node>)
     }
     let own = context.clone();
     tasks.spawn("api-pods", async move {
-        // Admission looks at the node: its labels must be known first.
+        // Admission checks the node's labels: they must be known first.
         nodes.synced().await;
         let keys = signals.clone();
         own.pods.subscribe_raw(move |event| keys.api(event.entry().header.key.clone()));
@@ -366,7 +366,7 @@ fn follow_pods(context: &Arc<Context>, set: &Arc<PodSet>, nodes: Informer<Node>)
     });
 }
 
-/// Drivers of storage and of devices register, and leave; pods may have waited for that.
+/// Follows CSI and DRA drivers that register and unregister; pods may wait for them.
 fn follow_drivers(context: &Arc<Context>, set: &Arc<PodSet>) {
     let tasks = &context.tasks;
     tasks.spawn("csi-node", csi::keep_node(context.csi.clone()));
@@ -391,7 +391,7 @@ fn follow_drivers(context: &Arc<Context>, set: &Arc<PodSet>) {
     });
 }
 
-/// Device plugins register; pods hear how their devices are.
+/// Serves the registration of device plugins; wakes pods when the health of their devices changes.
 fn follow_device_plugins(context: &Arc<Context>, set: &Arc<PodSet>) {
     let tasks = &context.tasks;
     let serving = device_plugins::serve(context.device_plugins.clone(), tasks.stop_signal());
@@ -409,7 +409,7 @@ fn follow_device_plugins(context: &Arc<Context>, set: &Arc<PodSet>) {
     });
 }
 
-/// Claims of pods that nobody knows any more: they went while no kubelet was there to see it.
+/// Unprepares the claims of pods that were deleted while no kubelet ran.
 async fn give_back_devices(context: &Context, set: &PodSet) {
     let known: BTreeSet<String> = {
         let all = context.pods.lister().list(None, &Selector::everything());
@@ -419,12 +419,12 @@ async fn give_back_devices(context: &Context, set: &PodSet) {
     };
     for pod in context.devices.pods().difference(&known) {
         if let Err(error) = context.devices.give_back(pod).await {
-            tracing::warn!(pod, error, "devices of a pod that is gone are not given back yet");
+            tracing::warn!(pod, error, "failed to unprepare the claims of a deleted pod");
         }
     }
 }
 
-/// Wakes workers for what happens in the runtime.
+/// Wakes workers when the runtime reports events.
 async fn follow_runtime(context: Arc<Context>, set: Arc<PodSet>) {
     let mut is_away = false;
     loop {
@@ -453,12 +453,12 @@ async fn follow_runtime(context: Arc<Context>, set: Arc<PodSet>) {
             Err(cri::Error::Unimplemented(_)) => {
                 is_away = true;
                 let error = relist::follow(&*context.runtime, &set).await;
-                tracing::warn!(%error, "the container runtime is away");
+                tracing::warn!(%error, "failed to list the runtime's containers");
             }
-            // Said once: it may take long.
+            // Logged once per outage.
             Err(error) if !is_away => {
                 is_away = true;
-                tracing::warn!(%error, "the container runtime is away");
+                tracing::warn!(%error, "failed to subscribe to the runtime's events");
             }
             Err(_) => {}
         }

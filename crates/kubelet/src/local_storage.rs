@@ -1,10 +1,9 @@
-//! Pods that write more to the node's disk than they may are evicted.
+//! Evicts pods that exceed their limits of local storage.
 //!
-//! In: pods with limits (`emptyDir.sizeLimit`, `limits.ephemeral-storage`), what they wrote. Out:
-//! evictions. Pods without such limits are not measured: walking directories is dear.
-//! Invariant: what counts is what lies on the disk: writable layers, logs, volumes that are not
-//! memory.
-//! Upstream: `pkg/kubelet/eviction` localStorageEviction, as often as config says.
+//! In: pods with limits (`emptyDir.sizeLimit`, `limits.ephemeral-storage`), their usage. Out:
+//! evictions. Pods without such limits are not measured, because walking directories is expensive.
+//! Invariant: only data on disk counts: writable layers, logs, and volumes that are not in memory.
+//! Upstream: `pkg/kubelet/eviction` localStorageEviction, at the configured interval.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::unix::fs::MetadataExt;
@@ -25,7 +24,7 @@ use crate::worker::View;
 
 const RESOURCE: &str = "ephemeral-storage";
 
-/// Measures for ever.
+/// Measures pods; never returns.
 pub async fn keep(context: Arc<Context>, pods: Arc<PodSet>) {
     loop {
         tokio::time::sleep(context.config.eviction_interval).await;
@@ -41,7 +40,7 @@ pub async fn keep(context: Arc<Context>, pods: Arc<PodSet>) {
     }
 }
 
-/// Bytes that a pod has on the disk.
+/// A pod's bytes on disk.
 #[derive(Debug, Default)]
 pub struct Usage {
     pub volumes: BTreeMap<String, i64>,
@@ -68,7 +67,7 @@ fn is_limited(pod: &Pod) -> bool {
         || containers.iter().any(|(_, container)| storage_limit(container).is_some())
 }
 
-/// Why the pod goes, in upstream's words and order.
+/// Why the pod is evicted, in upstream's words and order.
 fn verdict(pod: &Pod, usage: &Usage) -> Option<String> {
     for (name, source) in empty_dirs(pod) {
         let Some(allowed) = positive(source.size_limit.as_ref()) else { continue };
@@ -134,7 +133,7 @@ pub async fn measure(context: &Context, view: &View, pod: Arc<Pod>) -> Usage {
     usage
 }
 
-/// Bytes of blocks below `path`, each file once, without what is mounted there.
+/// The bytes of blocks below `path`, each file once, without other mounts.
 pub fn disk_usage(path: &Path) -> i64 {
     let Ok(top) = std::fs::symlink_metadata(path) else { return 0 };
     let mut seen = std::collections::HashSet::new();
@@ -172,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn who_writes_too_much_goes() {
+    fn pods_above_their_limit_are_evicted() {
         let volume = |source: Value| json!({"containers": [{"name": "a"}], "volumes": [{"name": "v", "emptyDir": source}]});
         let text = "Usage of EmptyDir volume \"v\" exceeds the limit \"1Ki\". ";
         check(volume(json!({"sizeLimit": "1Ki"})), 1025, 0, Some(text));

@@ -1,4 +1,4 @@
-//! Volumes of type `local` that are block devices: made a file system if they are none, and mounted.
+//! Volumes of type `local` that are block devices: formatted if they have no file system, and mounted.
 //!
 //! ```text
 //! device ─► blkid: is there a file system? ─► mkfs, or fsck ─► mount
@@ -6,9 +6,9 @@
 //!   <root>/pods/<uid>/volumes/kubernetes.io~local-volume/<volume>    bound, for each
 //! ```
 //!
-//! In: a volume, a pod's directory. Out: mounts; when no pod has the volume any more, none.
-//! Invariants: nothing is formatted that `blkid` finds anything on, or that is only to be read; who has
-//! a volume is read back from the pods' directories; one caller at a time works on a volume.
+//! In: a volume, a pod's directory. Out: mounts, which are removed when no pod uses the volume any more.
+//! Invariants: a device is formatted only if `blkid` finds nothing on it and it may be written; a
+//! volume's users are read back from the pods' directories; one caller at a time works on a volume.
 //! Everything here blocks. Upstream: `pkg/volume/local`, `SafeFormatAndMount`.
 
 use std::io;
@@ -22,7 +22,7 @@ use crate::volumes::{mounts, ownership};
 
 const PLUGIN: &str = "local-volume";
 
-/// What a pod wants of a device.
+/// A pod's mount request for a device.
 #[derive(Clone, Debug)]
 pub struct Order {
     /// The volume's name.
@@ -30,20 +30,20 @@ pub struct Order {
     pub device: PathBuf,
     pub fs_type: String,
     pub read_only: bool,
-    /// The volume's.
+    /// The volume's mount options.
     pub options: Vec<String>,
-    /// Its files are to belong to this group; whether only if its root does not.
+    /// The fsGroup of its files, and whether to change them only if the volume's root differs.
     pub group: Option<(u32, bool)>,
 }
 
-/// Which of upstream's steps failed, and why.
+/// The step that failed, in upstream's terms, and why.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Failed {
     pub step: &'static str,
     pub why: String,
 }
 
-/// What the path of a local volume is.
+/// The type of a local volume's path.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Kind {
     Directory,
@@ -75,7 +75,7 @@ fn has_users(root: &Path, name: &str) -> bool {
     pods.into_iter().any(|pod| of_pod(&pod.path(), name).exists())
 }
 
-/// Where the pod finds the volume.
+/// Mounts the volume for the pod, and returns its path there.
 pub fn set_up(root: &Path, pod: &Path, order: &Order) -> Result<PathBuf, Failed> {
     let failed = |step| move |why: io::Error| Failed { step, why: why.to_string() };
     let (shared, own) = (all_mounts(root).join(&order.name), of_pod(pod, &order.name));
@@ -83,7 +83,7 @@ pub fn set_up(root: &Path, pod: &Path, order: &Order) -> Result<PathBuf, Failed>
         make_dir(&shared).map_err(failed("MountDevice"))?;
         let fs_type = &order.fs_type;
         if let Err(why) = format_and_mount(&run, order, &shared) {
-            // Only what is empty goes.
+            // Removes the directory only if it is empty.
             let _ = std::fs::remove_dir(&shared);
             let (device, target) = (order.device.display(), shared.display());
             let why = format!(
@@ -118,13 +118,13 @@ fn bind(from: &Path, to: &Path, read_only: bool) -> io::Result<()> {
     Ok(())
 }
 
-/// The volumes that are mounted for pods.
+/// The volumes that are mounted on this node.
 pub fn mounted(root: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(all_mounts(root)).into_iter().flatten().flatten();
     entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }
 
-/// Undoes the mount of a volume that no pod has any more.
+/// Unmounts a volume that no pod uses any more.
 pub fn release(root: &Path, name: &str) -> io::Result<()> {
     if has_users(root, name) {
         return Ok(());
@@ -137,17 +137,17 @@ pub fn release(root: &Path, name: &str) -> io::Result<()> {
     }
 }
 
-/// A program's end that was not good.
+/// A program that failed.
 #[derive(Clone, Debug, Default)]
 struct Ended {
-    /// `None`: it did not run.
+    /// The exit code; `None`: it did not run.
     status: Option<i32>,
     /// In Go's words.
     why: String,
     output: String,
 }
 
-/// Runs a program; what it printed, on both streams.
+/// Runs a program; returns its output on both streams.
 fn run(program: &str, arguments: &[&str]) -> Result<String, Ended> {
     let output = Command::new(program).args(arguments).output().map_err(|error| {
         let why = match error.kind() {
@@ -201,7 +201,7 @@ fn format_and_mount(run: Run<'_>, order: &Order, target: &Path) -> Result<(), St
                 "format of disk {device:?} failed: type:({fs_type:?}) target:({target:?}) options:({options:?}) errcode:({why}) output:({output}) "
             )
         })?;
-        tracing::info!(device, fs_type, "a device was formatted");
+        tracing::info!(device, fs_type, "formatted the device");
     } else if !read_only {
         check(run, &device)?;
     }
@@ -214,7 +214,7 @@ fn format_and_mount(run: Run<'_>, order: &Order, target: &Path) -> Result<(), St
     })
 }
 
-/// The name of the file system on a device; empty if there is nothing. Upstream: getDiskFormat.
+/// The name of the file system on a device; empty if there is none. Upstream: getDiskFormat.
 fn disk_format(run: Run<'_>, device: &str) -> Result<String, String> {
     let text = match run("blkid", &["-p", "-s", "TYPE", "-s", "PTTYPE", "-o", "export", device]) {
         Ok(text) => text,
@@ -235,7 +235,7 @@ fn disk_format(run: Run<'_>, device: &str) -> Result<String, String> {
     Ok(found)
 }
 
-/// Upstream: checkAndRepairFilesystem: only errors that are left keep a device from being mounted.
+/// Upstream: checkAndRepairFilesystem: only uncorrected errors fail.
 fn check(run: Run<'_>, device: &str) -> Result<(), String> {
     match run("fsck", &["-a", device]) {
         Ok(_) => Ok(()),
@@ -261,8 +261,8 @@ mod tests {
         Order { name, device, fs_type, read_only, options, group: None }
     }
 
-    /// What is run for a device on which `blkid` finds that, and what comes of it. `fails`: the
-    /// program that does not do its work, and how it ends.
+    /// The programs that run for a device where `blkid` prints `found`, and the result. `fails`: the
+    /// program that fails, and its exit code.
     fn tried(
         order: &Order,
         found: &str,
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_empty_is_formatted() {
+    fn only_empty_devices_are_formatted() {
         let check = |order: &Order, found: &str, expected: &[&str]| {
             let (calls, done) = tried(order, found, ("", None));
             assert_eq!(calls, expected);
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_work_is_told_as_upstream_tells_it() {
+    fn errors_have_upstreams_texts() {
         let check = |order: &Order, found: &str, fails: (&str, Option<i32>), expected: &str| {
             assert_eq!(tried(order, found, fails).1, Err(expected.to_owned()));
         };
@@ -376,7 +376,7 @@ mod tests {
         check(&none, Err(format!("path \"{}\" does not exist", none.display())));
     }
 
-    /// A file as a device, until it is dropped.
+    /// A loop device, which is detached when dropped.
     struct Loop(String);
 
     impl Loop {
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_becomes_a_file_system_and_is_let_go() {
+    fn a_device_is_formatted_mounted_and_released() {
         if !nix::unistd::geteuid().is_root() {
             println!("skipped: needs root");
             return;
@@ -435,7 +435,7 @@ mod tests {
         );
         assert_eq!(read.as_deref(), Some("y"));
         assert_eq!(written, Err(io::ErrorKind::ReadOnlyFilesystem));
-        // The second pod has it still when the first goes.
+        // After the first pod has gone, the second one still has it.
         assert_eq!(left, [(true, true, 1), (true, true, 1)]);
         assert!(mounted(&root).is_empty());
     }

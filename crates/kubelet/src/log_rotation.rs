@@ -1,13 +1,13 @@
-//! Container logs are rotated before they fill the disk.
+//! Rotates container logs before they fill the disk.
 //!
 //! ```text
 //! 0.log ─ at 10 MiB ─► 0.log.20260101-000000   and a new 0.log, which the runtime opens
-//!                      the oldest go when there are more than five in all
+//!                      the oldest are deleted when there are more than five in all
 //! ```
 //!
-//! In: running containers. Out: renamed and deleted files, a word to the runtime.
-//! Invariant: a running container's log has its name again after each round, or in the next one: what
-//! the runtime did not open anew is renamed back, for it writes there still.
+//! In: running containers. Out: renamed and deleted files, calls of ReopenContainerLog.
+//! Invariant: after each round, or in the next one, a running container's log has its name: a log that
+//! the runtime failed to reopen is renamed back, because the container still writes there.
 //! Upstream: `pkg/kubelet/logs/container_log_manager.go`, every ten seconds. Deviation: rotated
 //! files stay uncompressed.
 
@@ -24,7 +24,7 @@ use crate::pods::PodSet;
 
 const INTERVAL: Duration = Duration::from_secs(10);
 
-/// Looks at all logs for ever.
+/// Rotates logs; never returns.
 pub async fn keep(context: Arc<Context>, pods: Arc<PodSet>) {
     loop {
         tokio::time::sleep(INTERVAL).await;
@@ -36,7 +36,7 @@ pub async fn keep(context: Arc<Context>, pods: Arc<PodSet>) {
                 let limits = (context.config.log_max_bytes, context.config.log_max_files);
                 let reopen = || context.runtime.reopen_container_log(&container.id);
                 if let Err(error) = look_after(&path, limits, reopen).await {
-                    tracing::warn!(log = %path.display(), %error, "a log is not rotated");
+                    tracing::warn!(log = %path.display(), %error, "failed to rotate the log");
                 }
             }
         }
@@ -47,11 +47,11 @@ pub async fn keep(context: Arc<Context>, pods: Arc<PodSet>) {
 enum Error {
     #[error(transparent)]
     Files(#[from] io::Error),
-    #[error("the runtime does not open it anew: {0}")]
+    #[error("the runtime failed to reopen the log: {0}")]
     Reopen(#[from] cri::Error),
 }
 
-/// Rotates the log when it has `max_bytes`; `reopen` makes the runtime write to a new one.
+/// Rotates the log if it has `max_bytes`; `reopen` makes the runtime write to a new file.
 async fn look_after<F: Future<Output = cri::Result<()>>>(
     path: &Path,
     (max_bytes, max_files): (u64, usize),
@@ -59,7 +59,7 @@ async fn look_after<F: Future<Output = cri::Result<()>>>(
 ) -> Result<(), Error> {
     let size = match fs::metadata(path) {
         Ok(meta) => meta.len(),
-        // Upstream: a rotation may have been cut short.
+        // Upstream: an earlier rotation may have been interrupted.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(reopen().await?),
         Err(error) => return Err(error.into()),
     };
@@ -70,7 +70,7 @@ async fn look_after<F: Future<Output = cri::Result<()>>>(
     let rotated = rotated_name(path);
     fs::rename(path, &rotated)?;
     if let Err(error) = reopen().await {
-        // The container writes there still, and its log must have its name.
+        // The container still writes to the rotated file, which must get its name back.
         if !path.exists() {
             fs::rename(&rotated, path)?;
         }
@@ -86,7 +86,7 @@ fn rotated_name(path: &Path) -> PathBuf {
     target.into()
 }
 
-/// Makes room, so that at most `keep` files are left with the new one and the one that it follows.
+/// Deletes the oldest files, so that at most `keep` are left besides the log and its predecessor.
 fn remove_oldest(path: &Path, keep: usize) -> io::Result<()> {
     let mut rotated = rotated_files(path)?;
     rotated.sort_unstable();
@@ -112,13 +112,13 @@ fn rotated_files(path: &Path) -> io::Result<Vec<PathBuf>> {
 mod tests {
     use super::*;
 
-    /// A log of three bytes that is rotated at one.
+    /// Rotates a log of three bytes whose limit is one.
     async fn rotate(log: &Path, runtime: impl Fn() -> cri::Result<()>) -> Result<(), Error> {
         look_after(log, (1, 3), || std::future::ready(runtime())).await
     }
 
     #[tokio::test]
-    async fn what_is_not_opened_anew_keeps_its_name() {
+    async fn a_log_that_is_not_reopened_keeps_its_name() {
         let dir = tempfile::tempdir().expect("a directory");
         let log = dir.path().join("0.log");
         fs::write(&log, "now").expect("written");
@@ -127,7 +127,7 @@ mod tests {
         assert!(error.to_string().contains("busy"), "{error}");
         assert_eq!(fs::read_to_string(&log).expect("it is there"), "now");
         assert_eq!(rotated_files(&log).expect("a listing"), Vec::<PathBuf>::new());
-        // It opened the new one and failed then: both are kept.
+        // The runtime opened the new file and then failed: both files are kept.
         let late = || {
             fs::write(&log, "new").expect("written");
             busy()
@@ -135,7 +135,7 @@ mod tests {
         rotate(&log, late).await.expect_err("it is said");
         assert_eq!(fs::read_to_string(&log).expect("it is there"), "new");
         assert_eq!(rotated_files(&log).expect("a listing").len(), 1);
-        // An earlier kubelet was killed in between.
+        // An earlier kubelet was killed during a rotation.
         fs::remove_file(&log).expect("removed");
         let open = || {
             fs::write(&log, "").expect("written");
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_oldest_go() {
+    async fn the_oldest_are_deleted() {
         let dir = tempfile::tempdir().expect("a directory");
         let log = dir.path().join("0.log");
         for stamp in ["20200101-000000", "20210101-000000", "20220101-000000"] {

@@ -1,8 +1,8 @@
-//! logind, asked over D-Bus: a lock that delays the machine's shutdown, and word of it.
+//! A client of logind over D-Bus: a lock that delays the machine's shutdown, and signals about it.
 //!
-//! In: the system bus's socket. Out: what logind allows, a lock, signals.
-//! As much of D-Bus as that takes: authentication as this user, calls with texts for arguments,
-//! signals, descriptors. Little-endian only, which is what buses on such machines speak.
+//! In: the system bus's socket. Out: logind's maximum delay, a lock, signals.
+//! It implements only the parts of D-Bus that this needs: authentication as this user, calls with string
+//! arguments, signals, descriptors; little-endian messages only.
 //! Upstream: `pkg/kubelet/nodeshutdown/systemd`.
 
 use std::collections::VecDeque;
@@ -27,7 +27,7 @@ const LOGIN: Target = Target {
 };
 const SIGNAL: &str = "PrepareForShutdown";
 const CALL_LIMIT: Duration = Duration::from_secs(10);
-/// D-Bus allows more; logind never says so much.
+/// D-Bus allows more; messages of logind are smaller.
 const LARGEST: usize = 1 << 20;
 
 const CALL: u8 = 1;
@@ -79,11 +79,11 @@ impl Writer {
     }
 }
 
-/// A method call whose arguments are all texts.
+/// A method call whose arguments are all strings.
 fn encode_call(serial: u32, target: &Target, member: &str, arguments: &[&str]) -> Vec<u8> {
     let mut body = Writer::default();
     arguments.iter().for_each(|text| body.text(text));
-    // The fields begin at byte 16, which is aligned as byte 0 is.
+    // The fields begin at byte 16, which has the alignment of byte 0.
     let mut fields = Writer::default();
     fields.field(1, "o", target.path);
     fields.field(2, "s", target.interface);
@@ -121,7 +121,7 @@ fn text_at(bytes: &[u8], at: usize) -> Option<(String, usize)> {
     Some((text, end + 1))
 }
 
-/// The first message of `bytes` and how long it is; `None`: there is more to come.
+/// The first message of `bytes` and its length; `None`: it is incomplete.
 fn decode(bytes: &[u8]) -> io::Result<Option<(Message, usize)>> {
     let Some(head) = bytes.get(..16) else { return Ok(None) };
     if head[0] != b'l' {
@@ -174,12 +174,12 @@ pub struct Logind {
     buffer: Vec<u8>,
     descriptors: VecDeque<OwnedFd>,
     serial: u32,
-    /// Signals that came while an answer was waited for.
+    /// Signals that arrived while the client waited for an answer.
     signals: VecDeque<bool>,
 }
 
 impl Logind {
-    /// Connects, and asks for signals about shutdowns.
+    /// Connects, and subscribes to signals about shutdowns.
     pub async fn connect(socket: &Path) -> io::Result<Self> {
         let stream = UnixStream::connect(socket).await?;
         let mut bus = Self {
@@ -203,7 +203,7 @@ impl Logind {
         Ok(bus)
     }
 
-    /// How long logind lets a lock delay a shutdown.
+    /// The maximum time that logind lets a lock delay a shutdown.
     pub async fn longest_delay(&mut self) -> io::Result<Duration> {
         let properties = Target { interface: "org.freedesktop.DBus.Properties", ..LOGIN };
         let asked = [LOGIN.interface, "InhibitDelayMaxUSec"];
@@ -214,7 +214,7 @@ impl Logind {
         Ok(Duration::from_micros(u64::from_le_bytes(bytes.ok_or_else(|| bad("no number"))?)))
     }
 
-    /// The shutdown waits until this is closed, or until logind has waited long enough.
+    /// Takes a lock: the shutdown waits until it is closed, or until logind's maximum delay.
     pub async fn delay_shutdown(&mut self) -> io::Result<OwnedFd> {
         self.descriptors.clear();
         let arguments = ["shutdown", "kubelet", "Kubernetes operation", "delay"];
@@ -222,7 +222,7 @@ impl Logind {
         self.descriptors.pop_front().ok_or_else(|| bad("an answer without its descriptor"))
     }
 
-    /// The next word of a shutdown: it comes (true), or it was called off.
+    /// The next signal: the shutdown starts (true), or was cancelled.
     pub async fn next(&mut self) -> io::Result<bool> {
         loop {
             if let Some(starts) = self.signals.pop_front() {
@@ -266,7 +266,7 @@ impl Logind {
         Ok(answer)
     }
 
-    /// A line of the handshake, and the answer that it must have.
+    /// Sends a line of the handshake, and checks the start of its answer.
     async fn say(&mut self, line: &str, expected: &str) -> io::Result<()> {
         self.stream.write_all(line.as_bytes()).await?;
         let end = loop {
@@ -279,7 +279,7 @@ impl Logind {
         if answer.starts_with(expected.trim_end().as_bytes()) {
             return Ok(());
         }
-        Err(bad(&format!("the bus says {:?}", String::from_utf8_lossy(&answer))))
+        Err(bad(&format!("the bus answered {:?}", String::from_utf8_lossy(&answer))))
     }
 
     async fn message(&mut self) -> io::Result<Message> {
@@ -292,7 +292,7 @@ impl Logind {
         }
     }
 
-    /// Some more bytes, and the descriptors that come with them.
+    /// Reads more bytes, and the descriptors that come with them.
     async fn read(&mut self) -> io::Result<()> {
         let mut bytes = [0u8; 4096];
         let stream = &self.stream;
@@ -315,7 +315,7 @@ fn receive(socket: i32, bytes: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
     let mut descriptors = vec![];
     for control in message.cmsgs()? {
         if let ControlMessageOwned::ScmRights(raw) = control {
-            // SAFETY: the kernel has just made these for us, and nobody else knows them.
+            // SAFETY: the kernel has just created these descriptors for us, and nothing else uses them.
             descriptors.extend(raw.into_iter().map(|raw| unsafe { OwnedFd::from_raw_fd(raw) }));
         }
     }
@@ -327,7 +327,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn calls_and_their_parts() {
+    fn calls_and_incomplete_calls() {
         let bytes = encode_call(7, &LOGIN, "Inhibit", &["shutdown", "a"]);
         let (message, length) = decode(&bytes).expect("well-formed").expect("whole");
         assert_eq!(length, bytes.len());
@@ -351,7 +351,7 @@ mod tests {
         check(0, b'B');
         check(7, 0x7f);
         check(15, 0x7f);
-        // The type of the first field.
+        // The type of the first header field.
         check(18, b'x');
     }
 }

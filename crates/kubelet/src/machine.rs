@@ -39,7 +39,7 @@ impl Machine {
     }
 }
 
-/// What the installed system, the (virtual) machine and this boot of it are called.
+/// The ids of the installed system, of the (virtual) machine and of this boot.
 /// Upstream: cAdvisor's `machine.Info` and `GetSystemUUID`.
 #[derive(Debug, PartialEq, Eq)]
 struct Names {
@@ -51,7 +51,7 @@ struct Names {
 impl Names {
     fn read(root: &Path) -> Self {
         const MACHINE: [&str; 2] = ["etc/machine-id", "var/lib/dbus/machine-id"];
-        // Firmware's word: x86 and arm64 have DMI, POWER a device tree, s390x neither.
+        // Set by firmware: x86 and arm64 have DMI, POWER a device tree, s390x neither.
         const SYSTEM: [&str; 4] = [
             "sys/class/dmi/id/product_uuid",
             "proc/device-tree/system-id",
@@ -79,7 +79,7 @@ fn meminfo_bytes(meminfo: &str, field: &str) -> i64 {
     kibibytes.unwrap_or(0) * 1024
 }
 
-/// Bytes that can be had without swapping.
+/// Bytes that are available without swapping.
 pub fn available_memory() -> u64 {
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     meminfo_bytes(&meminfo, "MemAvailable").max(0) as u64
@@ -91,14 +91,14 @@ pub fn anonymous_memory() -> u64 {
     meminfo_bytes(&meminfo, "AnonPages").max(0) as u64
 }
 
-/// (all swap, what is free of it) in bytes.
+/// (total swap, free swap) in bytes.
 pub fn swap() -> (u64, u64) {
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let bytes = |field| meminfo_bytes(&meminfo, field).max(0) as u64;
     (bytes("SwapTotal"), bytes("SwapFree"))
 }
 
-/// (page faults, those that needed the disk) since the machine started.
+/// (page faults, major page faults) since the machine started.
 pub fn page_faults() -> (u64, u64) {
     let table = fs::read_to_string("/proc/vmstat").unwrap_or_default();
     let field = |name: &str| {
@@ -115,12 +115,12 @@ pub fn boot_time() -> i64 {
     line.and_then(|number| number.trim().parse().ok()).unwrap_or(0)
 }
 
-/// CPU time of the whole machine since it started.
+/// CPU time of the whole machine since it started, in nanoseconds.
 pub fn cpu_nanoseconds() -> u64 {
     let table = fs::read_to_string("/proc/stat").unwrap_or_default();
     let line = table.lines().next().unwrap_or_default();
     let fields = line.split_whitespace().skip(1).filter_map(|field| field.parse::<u64>().ok());
-    // user nice system idle iowait irq softirq steal: all but idle and iowait, in hundredths.
+    // user nice system idle iowait irq softirq steal, in hundredths of a second: all but idle and iowait.
     let busy = fields.enumerate().filter(|(i, _)| !matches!(i, 3 | 4) && *i < 8);
     busy.map(|(_, ticks)| ticks).sum::<u64>() * 10_000_000
 }
@@ -183,7 +183,7 @@ mod tests {
         check("", "");
         put("var/lib/dbus/machine-id", "of-dbus\n");
         check("of-dbus", "");
-        // An image that was not booted yet has an empty file.
+        // An image that was never booted has an empty file.
         put("etc/machine-id", "\n");
         check("of-dbus", "");
         put("etc/machine-id", "own\n");

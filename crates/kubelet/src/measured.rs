@@ -1,7 +1,7 @@
-//! The runtime, with every call counted and timed.
+//! Wraps the runtime: counts and times every call.
 //!
-//! In: the kubelet's calls. Out: the same calls of the runtime below, and figures for `/metrics`.
-//! Invariant: nothing else changes: arguments, answers and errors pass as they are.
+//! In: the kubelet's calls. Out: the same calls of the inner runtime, and metrics for `/metrics`.
+//! Invariant: arguments, answers and errors pass unchanged.
 //! Upstream: `kuberuntime/instrumented_services.go`.
 
 use std::sync::Arc;

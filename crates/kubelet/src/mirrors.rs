@@ -1,7 +1,7 @@
-//! Mirror pods: static pods as the API shows them.
+//! Mirror pods: the API's copies of static pods.
 //!
 //! In: static pods, mirrors in the API. Out: a mirror for each static pod, none for any other.
-//! Deleting a mirror never stops the pod: the mirror is made anew.
+//! Deleting a mirror never stops the pod: the mirror is recreated.
 //! Upstream: `pkg/kubelet/pod/mirror_client.go`.
 
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::names;
 use crate::pods::PodSet;
 use crate::static_pods::mirror_of;
 
-/// Keeps mirrors true for ever.
+/// Keeps mirrors up to date; never returns.
 pub async fn keep(context: Arc<Context>, pods: Arc<PodSet>) {
     context.pods.synced().await;
     let mut backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(30));
@@ -28,7 +28,7 @@ pub async fn keep(context: Arc<Context>, pods: Arc<PodSet>) {
                 pods.mirrors.notified().await;
             }
             Err(error) => {
-                tracing::debug!(error = error.text(), "a mirror pod is not written yet");
+                tracing::debug!(error = error.text(), "failed to update the mirror pods");
                 tokio::time::sleep(backoff.step()).await;
             }
         }

@@ -1,5 +1,5 @@
-//! Names that the kubelet writes into the runtime and on the disk, so that the next kubelet can
-//! read everything back. All are upstream's.
+//! Names that the kubelet writes into the runtime and on disk, so that a restarted kubelet can read
+//! them back. All are upstream's.
 
 use std::path::{Path, PathBuf};
 
@@ -15,7 +15,7 @@ pub const TERMINATION_PATH: &str = "io.kubernetes.container.terminationMessagePa
 pub const TERMINATION_POLICY: &str = "io.kubernetes.container.terminationMessagePolicy";
 pub const GRACE_PERIOD: &str = "io.kubernetes.pod.terminationGracePeriod";
 
-/// `file` for static pods, absent or `api` for all others.
+/// `file` for static pods; absent or `api` for all others.
 pub const CONFIG_SOURCE: &str = "kubernetes.io/config.source";
 pub const CONFIG_SEEN: &str = "kubernetes.io/config.seen";
 pub const CONFIG_HASH: &str = "kubernetes.io/config.hash";
@@ -33,7 +33,7 @@ pub fn namespace(pod: &Pod) -> &str {
     pod.metadata.namespace.as_deref().unwrap_or("default")
 }
 
-/// `web-0_default(uid)`, as messages name a pod.
+/// `web-0_default(uid)`, a pod's name in messages.
 pub fn full(pod: &Pod) -> String {
     format!("{}_{}({})", name(pod), namespace(pod), uid(pod))
 }
@@ -60,8 +60,8 @@ pub fn log_file(container: &str, attempt: u32) -> String {
     format!("{container}/{attempt}.log")
 }
 
-/// A container is replaced when this changes: only name and image count, as other fields are
-/// immutable or applied in place.
+/// A container is replaced when this changes: only name and image count, as other fields are immutable
+/// or applied in place.
 pub fn container_hash(container: &Container) -> String {
     let mut text = String::new();
     if let Some(image) = container.image.as_deref().filter(|image| !image.is_empty()) {

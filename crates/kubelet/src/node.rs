@@ -1,4 +1,4 @@
-//! The node object and its lease: how the cluster sees this machine.
+//! The node object and its lease.
 //!
 //! In: machine facts, the runtime's status and images. Out: a registered Node, status patches when
 //! something changed (and every few minutes), a renewed Lease.
@@ -49,10 +49,10 @@ const MAX_NAMES: usize = 5;
 const RUNTIME_SILENCE: Duration = Duration::from_secs(30);
 const RUNTIME_RETRY: Duration = Duration::from_secs(2);
 
-/// What the checks found.
+/// The results of the checks.
 #[derive(Clone, Debug, Default)]
 pub struct Health {
-    /// Why the node is not ready: empty when it is.
+    /// Why the node is not ready; empty when it is ready.
     pub not_ready: String,
     pub memory_pressure: bool,
     pub disk_pressure: bool,
@@ -60,11 +60,11 @@ pub struct Health {
     pub images: Vec<ContainerImage>,
     pub handlers: Vec<NodeRuntimeHandler>,
     pub runtime_version: String,
-    /// Volumes that somebody attached for pods of this node, by their unique names.
+    /// The unique names of attached volumes that pods of this node use.
     pub volumes_in_use: Vec<String>,
-    /// The runtime did not even say how it is.
+    /// The runtime did not answer the status call.
     pub runtime_is_silent: bool,
-    /// What device plugins have.
+    /// The amounts of device plugins.
     pub plugins: Amounts,
 }
 
@@ -89,7 +89,7 @@ impl Health {
                 out.handlers = status.runtime_handlers.iter().map(handler).collect();
             }
             Err(error) => {
-                tracing::debug!(%error, "the container runtime does not tell its status");
+                tracing::debug!(%error, "failed to get the container runtime's status");
                 out.runtime_is_silent = true;
                 problems.push("container runtime is down".into());
             }
@@ -116,9 +116,9 @@ impl Health {
 }
 
 impl Health {
-    /// A node that goes down is not ready, whatever else it is.
+    /// A node that shuts down is not ready, whatever else is true.
     fn tell_shutdown(&mut self, is_on: bool) {
-        // A runtime that says nothing leaves what was told before.
+        // A silent runtime keeps the earlier text, which may say so already.
         if is_on && !self.not_ready.contains(shutdown::NOT_READY) {
             let before = Some(self.not_ready.as_str()).filter(|text| !text.is_empty());
             let all: Vec<&str> = before.into_iter().chain([shutdown::NOT_READY]).collect();
@@ -126,8 +126,8 @@ impl Health {
         }
     }
 
-    /// What is told after these findings: a runtime that restarts says nothing for some seconds,
-    /// which is no news. What it said of itself and its images stays true.
+    /// Combines these findings with newer ones. A runtime that restarts is silent for some seconds: until
+    /// `silence` is over, its earlier status and images stay.
     fn followed_by(self, mut fresh: Self, silence: Duration) -> Self {
         if !fresh.runtime_is_silent {
             return fresh;
@@ -153,7 +153,7 @@ fn handler(handler: &cri::RuntimeHandler) -> NodeRuntimeHandler {
     }
 }
 
-/// The biggest first, as the scheduler's image locality wants them.
+/// The largest images first, because the scheduler's image locality prefers them.
 fn images(mut all: Vec<cri::Image>) -> Vec<ContainerImage> {
     all.sort_unstable_by(|a, b| b.size.cmp(&a.size).then_with(|| a.id.cmp(&b.id)));
     let one = |image: cri::Image| {
@@ -163,7 +163,7 @@ fn images(mut all: Vec<cri::Image>) -> Vec<ContainerImage> {
     all.into_iter().take(MAX_IMAGES).map(one).collect()
 }
 
-/// The node as it should be registered.
+/// The node object to register.
 pub fn initial(config: &Config, machine: &Machine, health: &Health, now: Timestamp) -> Node {
     let mut labels: BTreeMap<String, String> = [
         ("kubernetes.io/hostname", config.hostname.as_str()),
@@ -192,7 +192,7 @@ pub fn initial(config: &Config, machine: &Machine, health: &Health, now: Timesta
     }
 }
 
-/// The status as it is now; `before` gives the transition times.
+/// The current status; `before` gives the transition times.
 pub fn status(
     config: &Config,
     machine: &Machine,
@@ -253,7 +253,7 @@ fn capacity(config: &Config, machine: &Machine) -> ResourceList {
     ])
 }
 
-/// Extended resources that somebody wrote into the node's capacity.
+/// Extended resources in the node's capacity.
 fn advertised(before: Option<&NodeStatus>) -> impl Iterator<Item = (String, Quantity)> {
     let all = before.and_then(|status| status.capacity.clone()).into_iter().flatten();
     all.filter(|(name, _)| is_extended(name))
@@ -263,7 +263,7 @@ fn counts(all: &BTreeMap<String, i64>) -> impl Iterator<Item = (String, Quantity
     all.iter().map(|(name, count)| (name.clone(), count_quantity(*count)))
 }
 
-/// Capacity less what is kept back: the reservations, and what eviction defends.
+/// Capacity minus the reservations and the eviction threshold.
 fn allocatable(config: &Config, capacity: &ResourceList) -> ResourceList {
     let mut out = capacity.clone();
     let reserved = |name: &str| config.reserved.get(name).map(|text| Quantity(text.clone()));
@@ -282,8 +282,8 @@ fn allocatable(config: &Config, capacity: &ResourceList) -> ResourceList {
     out
 }
 
-/// What all pods together may have: the capacity less the reservations. Upstream:
-/// `getNodeAllocatableAbsolute`; what eviction defends is not taken away by force.
+/// The limits for all pods together: capacity minus the reservations. Upstream:
+/// `getNodeAllocatableAbsolute`; the eviction threshold is not enforced by cgroups.
 pub fn enforced(config: &Config, machine: &Machine) -> Enforced {
     let capacity = capacity(config, machine);
     let reserved = |name: &str| config.reserved.get(name).map(|text| Quantity(text.clone()));
@@ -349,7 +349,7 @@ fn conditions(health: &Health, before: Option<&NodeStatus>, now: Timestamp) -> V
         .collect()
 }
 
-/// True when the two differ in more than heartbeats.
+/// True if the two differ in more than heartbeats.
 pub fn differs(old: Option<&NodeStatus>, new: &NodeStatus) -> bool {
     let Some(old) = old else { return true };
     let quiet = |status: &NodeStatus| {
@@ -357,7 +357,7 @@ pub fn differs(old: Option<&NodeStatus>, new: &NodeStatus) -> bool {
         for condition in status.conditions.iter_mut().flatten() {
             condition.last_heartbeat_time = None;
         }
-        // Conditions that others add (NetworkUnavailable) are not ours to compare.
+        // Others may add conditions (NetworkUnavailable).
         status.conditions.iter_mut().flatten().for_each(|c| c.last_transition_time = None);
         status
     };
@@ -369,7 +369,7 @@ pub fn differs(old: Option<&NodeStatus>, new: &NodeStatus) -> bool {
             != NodeStatus { conditions: None, ..comparable(&new) }
 }
 
-/// The parts that the kubelet owns.
+/// The parts of the status that the kubelet owns.
 fn comparable(status: &NodeStatus) -> NodeStatus {
     NodeStatus {
         capacity: status.capacity.clone(),
@@ -385,7 +385,7 @@ fn comparable(status: &NodeStatus) -> NodeStatus {
     }
 }
 
-/// Registers the node and keeps its status true. `hurry` asks for a check at once.
+/// Registers the node and keeps its status up to date. `hurry` requests a check at once.
 pub async fn keep_status(context: Arc<Context>, hurry: Arc<Notify>, first: Health) {
     let mut health = first;
     let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(7));
@@ -397,19 +397,19 @@ pub async fn keep_status(context: Arc<Context>, hurry: Arc<Notify>, first: Healt
                     break;
                 }
                 Err(error) => {
-                    tracing::debug!(error = error.text(), "the node is not registered yet");
+                    tracing::debug!(error = error.text(), "failed to register the node");
                     tokio::time::sleep(backoff.step()).await;
                 }
             }
         }
-        tracing::info!(node = context.config.node_name, "node registered");
+        tracing::info!(node = context.config.node_name, "registered the node");
     }
     let mut reported = Instant::now();
     let mut heard = Instant::now();
     let mut first_round = true;
     loop {
         if !first_round {
-            // Nobody tells when a runtime is back.
+            // There is no event when a runtime is back.
             let pause = match health.runtime_is_silent {
                 true => RUNTIME_RETRY,
                 false => context.config.status_check,
@@ -433,7 +433,9 @@ pub async fn keep_status(context: Arc<Context>, hurry: Arc<Notify>, first: Healt
         match report(&context, &health, due).await {
             Ok(true) => reported = Instant::now(),
             Ok(false) => {}
-            Err(error) => tracing::warn!(error = error.text(), "the node's status is not written"),
+            Err(error) => {
+                tracing::warn!(error = error.text(), "failed to update the node's status")
+            }
         }
         let node = context.node();
         let capacity = node.status.as_ref().and_then(|status| status.capacity.as_ref());
@@ -447,7 +449,7 @@ fn remember(context: &Context, node: Node) {
     *context.node.lock().expect("no panic while held") = Arc::new(node);
 }
 
-/// Creates the node, or adopts the one that exists: labels of ours are set, others stay.
+/// Creates the node, or adopts the existing one: our labels are set, others stay.
 async fn register(context: &Context, health: &Health) -> client::Result<Node> {
     let config = &context.config;
     let nodes = context.client.api::<Node>(None);
@@ -478,7 +480,7 @@ async fn register(context: &Context, health: &Health) -> client::Result<Node> {
     }
 }
 
-/// Nobody knows of devices here: what the node's object says of some is of an earlier machine.
+/// Without a record of devices, the extended resources of the existing node come from another machine.
 /// Upstream: `ShouldResetExtendedResourceCapacity`.
 async fn reset_extended(context: &Context, existing: Node) -> client::Result<Node> {
     let told: ResourceList = advertised(existing.status.as_ref()).collect();
@@ -500,7 +502,7 @@ pub fn about(node: &Node) -> k8s_openapi::api::core::v1::ObjectReference {
     reference
 }
 
-/// Writes the status when it changed or is due; true when it was written.
+/// Writes the status if it changed or is due; true if it was written.
 async fn report(context: &Context, health: &Health, due: bool) -> client::Result<bool> {
     let known = context.node();
     let now = base::clock::now();
@@ -532,8 +534,8 @@ async fn report(context: &Context, health: &Health, due: bool) -> client::Result
     Ok(true)
 }
 
-/// The amounts that differ; those that are gone are null. What others wrote meanwhile and nobody here
-/// has seen yet stays.
+/// The amounts that differ; removed ones are null. Amounts that others have written since our last read
+/// stay.
 fn amounts_patch(old: Option<&ResourceList>, new: Option<&ResourceList>) -> Value {
     let none = ResourceList::new();
     let (old, new) = (old.unwrap_or(&none), new.unwrap_or(&none));
@@ -543,7 +545,7 @@ fn amounts_patch(old: Option<&ResourceList>, new: Option<&ResourceList>) -> Valu
     gone.chain(news.map(|(name, amount)| (name.clone(), json!(amount)))).collect()
 }
 
-/// Addresses merge by type; ours replace what is there. Upstream: fixupPatchForNodeStatusAddresses.
+/// The API merges addresses by type; ours replace them all. Upstream: fixupPatchForNodeStatusAddresses.
 fn replace_addresses(fields: &mut Value) {
     if let Some(Value::Array(addresses)) = fields.get_mut("addresses") {
         addresses.push(json!({"$patch": "replace"}));
@@ -574,7 +576,7 @@ fn tell_changes(context: &Context, known: &Node, fresh: &NodeStatus) {
     }
 }
 
-/// Renews the node's lease until the stop.
+/// Renews the node's lease until `stop`.
 pub async fn keep_lease(context: Arc<Context>, stop: Stop) {
     let config = &context.config;
     let interval = config.lease_duration / 4;
@@ -585,11 +587,11 @@ pub async fn keep_lease(context: Arc<Context>, stop: Stop) {
             Ok(renewed) => {
                 lease = Some(renewed);
                 backoff.reset();
-                // Upstream: 4 % of jitter, so that nodes do not come in step.
+                // Upstream: 4 % of jitter, so that nodes do not renew at the same time.
                 interval.mul_f64(1.0 + 0.04 * base::rng::unit())
             }
             Err(error) => {
-                tracing::debug!(error = error.text(), "the node's lease is not renewed");
+                tracing::debug!(error = error.text(), "failed to renew the node's lease");
                 backoff.step()
             }
         };
@@ -667,7 +669,7 @@ mod tests {
     }
 
     #[test]
-    fn extended_resources_are_of_plugins_or_of_whoever_wrote_them() {
+    fn extended_resources_come_from_plugins_or_from_the_api() {
         let config = Config::new("n1", "/tmp".into());
         let told = json!({"capacity": {"example.com/own": "4", "example.com/dongle": "9",
             "cpu": "64"}, "allocatable": {"example.com/own": "1"}});
@@ -686,9 +688,9 @@ mod tests {
         check("cpu", ["2", "2"]);
     }
 
-    /// What is taken out of the capacity leaves the rest, and then all is well.
+    /// Resources that are removed from the capacity leave the allocatable, too.
     #[test]
-    fn resources_go_with_their_capacity() {
+    fn allocatable_follows_capacity() {
         let config = Config::new("n1", "/tmp".into());
         let now = Timestamp::from_second(100).expect("in range");
         let of = |before: &NodeStatus| {
@@ -711,14 +713,14 @@ mod tests {
         assert!(!allocatable(&after).unwrap().contains_key(&own));
         assert!(differs(Some(&fresh), &after));
         assert_eq!(patch(|s| s.allocatable.as_ref(), &fresh, &after), json!({&own: null}));
-        // As the API has it after that patch.
+        // The API's status after that patch.
         fresh.allocatable.as_mut().unwrap().remove(&own);
         after = of(&fresh);
         assert!(!differs(Some(&fresh), &after), "no second patch");
     }
 
     #[test]
-    fn a_node_as_upstream_registers_it() {
+    fn a_node_registers_with_upstreams_fields() {
         let config = Config::new("n1", "/tmp".into());
         let at = |second| Timestamp::from_second(second).expect("in range");
         let node = initial(&config, &machine(), &Health::default(), at(100));
@@ -734,7 +736,7 @@ mod tests {
         assert_eq!(first.capacity.as_ref().expect("capacity")["memory"].0, "8388608Ki");
 
         let later = status(&config, &machine(), &Health::default(), Some(first), at(200));
-        assert!(!differs(Some(first), &later), "heartbeats alone are no change");
+        assert!(!differs(Some(first), &later), "heartbeats alone change nothing");
         let sick = Health { not_ready: "why".into(), ..Health::default() };
         let later = status(&config, &machine(), &sick, Some(first), at(300));
         assert!(differs(Some(first), &later));

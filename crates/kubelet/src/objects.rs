@@ -1,10 +1,10 @@
 //! ConfigMaps, Secrets and service account tokens that this node's pods use.
 //!
-//! In: who needs which object. Out: the object, and a wake-up when it changes.
-//! One watch per object in use, on that object alone (all that the node authorizer grants); it ends
+//! In: the objects that each pod needs. Out: the object, and a wake-up when it changes.
+//! One watch per object in use, on that object alone (the node authorizer grants no more); it ends
 //! when the last pod that needs it is gone.
-//! Invariants: an object is `None` only after its first list said so; the last known object stays
-//! while the API is away. Tokens are asked for again when 80 % of their life or a day has passed.
+//! Invariants: an object is `None` only if its first list returned nothing; the last known object stays
+//! while the API is unavailable. Tokens are renewed after 80 % of their lifetime or a day.
 //! Upstream: `pkg/kubelet/{configmap,secret,token}` with the watching manager.
 
 use std::any::Any;
@@ -35,7 +35,7 @@ struct Watched {
     tasks: Tasks,
     /// An `Informer<ConfigMap>` or `Informer<Secret>`.
     informer: Box<dyn Any + Send + Sync>,
-    /// Pods (by uid) that use it, and how to wake their workers.
+    /// The pods (by uid) that use it, and the notifies of their workers.
     users: Arc<Mutex<HashMap<String, Arc<Notify>>>>,
 }
 
@@ -50,11 +50,11 @@ pub struct Objects {
     client: Client,
     /// Guards the table of watches; held for look-ups, never across await.
     watched: Mutex<HashMap<Key, Watched>>,
-    /// By pod uid, then by what was asked for.
+    /// By pod uid, then by audience and lifetime.
     tokens: Mutex<HashMap<String, BTreeMap<String, Token>>>,
 }
 
-/// Why an object is not known.
+/// Why an object could not be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ObjectError {
     #[error("failed to sync {kind} cache: timed out waiting for the condition")]
@@ -63,7 +63,7 @@ pub enum ObjectError {
     Api(String),
 }
 
-/// A token and when it should be replaced.
+/// A token and the time to renew it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IssuedToken {
     pub text: String,
@@ -71,7 +71,7 @@ pub struct IssuedToken {
     pub expires: Timestamp,
 }
 
-/// What a projected token volume asks for.
+/// A token request of a projected volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenOrder<'a> {
     pub namespace: &'a str,
@@ -148,7 +148,7 @@ impl Objects {
         informer.expect("the key's kind is the informer's type").clone()
     }
 
-    /// A token of the pod's service account, a new one when the old one ages.
+    /// A token of the pod's service account, renewed when it ages.
     pub async fn token(&self, order: &TokenOrder<'_>) -> Result<IssuedToken, ObjectError> {
         let what = format!("{}/{}", order.audience.unwrap_or_default(), order.seconds);
         let now = base::clock::now();
@@ -172,10 +172,10 @@ impl Objects {
                 tokens.entry(order.pod_uid.to_string()).or_default().insert(what, token);
                 Ok(IssuedToken { text, refresh, expires })
             }
-            // The old one still works: keep it, and ask again soon.
+            // Keep the old token, which is still valid, and retry soon.
             Err(error) => match known.filter(|token| token.expires > now) {
                 Some(token) => {
-                    tracing::warn!(%error, pod = order.pod_name, "a token could not be refreshed");
+                    tracing::warn!(%error, pod = order.pod_name, "failed to renew the service account token");
                     Ok(IssuedToken { refresh: now + Duration::from_secs(60), ..token })
                 }
                 None => Err(error),
@@ -212,7 +212,7 @@ impl Objects {
         Ok((text, expires.ok_or_else(|| bad("expirationTimestamp"))?))
     }
 
-    /// The pod uses just these objects from now on; watches that nobody needs end.
+    /// Sets the objects that the pod uses; watches that no pod needs end.
     pub fn keep(
         &self,
         pod_uid: &str,
@@ -238,7 +238,7 @@ impl Objects {
         });
     }
 
-    /// The pod is gone.
+    /// Forgets a deleted pod.
     pub fn forget(&self, pod_uid: &str) {
         self.keep(pod_uid, &BTreeSet::new(), &BTreeSet::new());
         self.tokens.lock().expect("no panic while held").remove(pod_uid);
@@ -256,7 +256,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tokens_age() {
+    fn when_tokens_are_renewed() {
         let at = |second| Timestamp::from_second(second).expect("in range");
         assert_eq!(refresh_at(at(0), at(3600)), at(2880));
         assert_eq!(refresh_at(at(0), at(1_000_000)), at(86_400));

@@ -1,7 +1,7 @@
-//! What the runtime knows of one pod: the only state of the node that decisions use.
+//! The runtime's state of one pod: the only node-local state that decisions use.
 //!
 //! In: the runtime's answers (see `runtime.rs`). Out: sandboxes and containers, newest first.
-//! Invariant: nothing here is remembered by the kubelet; a new kubelet reads the same.
+//! Invariant: the kubelet stores none of this; a restarted kubelet reads the same.
 
 use std::net::IpAddr;
 
@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::{
     Container, EphemeralContainer, Pod, PodCondition, PodSpec, PodStatus,
 };
 
-/// The condition of a pod whose containers may all start anew.
+/// The condition of a pod whose containers may all be restarted.
 pub const ALL_RESTARTING: &str = "AllContainersRestarting";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,7 +26,7 @@ pub enum State {
 pub struct ObservedContainer {
     pub id: String,
     pub name: String,
-    /// The restart count it was created with.
+    /// The restart count at its creation.
     pub attempt: u32,
     pub sandbox_id: String,
     pub state: State,
@@ -43,11 +43,11 @@ pub struct ObservedContainer {
     pub log_path: String,
     /// uid, gid, supplemental groups of the first process.
     pub user: Option<(i64, i64, Vec<i64>)>,
-    /// From the labels and annotations that it was created with, for a pod that the API forgot.
+    /// From the labels and annotations at its creation, for a pod that the API no longer has.
     pub grace_period: Option<i64>,
-    /// What the runtime says that it may use.
+    /// Its limits as the runtime reports them.
     pub resources: Option<cri::LinuxContainerResources>,
-    /// What it gets when it must end; empty where the runtime does not say.
+    /// Its stop signal; empty if the runtime does not report it.
     pub stop_signal: String,
 }
 
@@ -62,7 +62,7 @@ pub struct ObservedSandbox {
     pub id: String,
     pub attempt: u32,
     pub ready: bool,
-    /// `None` where the runtime does not say.
+    /// `None` if the runtime does not report it.
     pub host_network: Option<bool>,
     pub created_at: Option<Timestamp>,
     pub ips: Vec<IpAddr>,
@@ -75,7 +75,7 @@ pub struct Observed {
 }
 
 impl Observed {
-    /// The newest container of that name that has ended.
+    /// The newest exited container of that name.
     pub fn newest_exited(&self, name: &str) -> Option<&ObservedContainer> {
         self.containers.iter().find(|c| c.name == name && c.state == State::Exited)
     }
@@ -89,7 +89,7 @@ impl Observed {
         self.containers.iter().find(|c| c.id == id)
     }
 
-    /// The ids of what still runs (or may).
+    /// The containers that run, or may run.
     pub fn running(&self) -> impl Iterator<Item = &ObservedContainer> {
         self.containers.iter().filter(|c| matches!(c.state, State::Running | State::Unknown))
     }
@@ -98,19 +98,19 @@ impl Observed {
         self.sandboxes.first().filter(|s| s.ready)
     }
 
-    /// The pod's addresses, while its sandbox lives.
+    /// The pod's addresses, while its sandbox is ready.
     pub fn ips(&self) -> Vec<IpAddr> {
         self.ready_sandbox().map(|s| s.ips.clone()).unwrap_or_default()
     }
 
-    /// Puts the newest first, as every reader expects.
+    /// Sorts the newest first, as all readers expect.
     pub fn sort(&mut self) {
         self.sandboxes.sort_by_key(|s| std::cmp::Reverse((s.created_at, s.attempt)));
         self.containers.sort_by_key(|c| std::cmp::Reverse((c.created_at, c.attempt)));
     }
 }
 
-/// A container of any of a pod's three lists.
+/// Which of a pod's three lists a container is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
     Init,
@@ -156,7 +156,7 @@ pub fn find_container(pod: &Pod, name: &str) -> Option<(Role, Container)> {
     all_containers(pod.spec.as_ref()?).into_iter().find(|(_, c)| c.name == name)
 }
 
-/// True when some main container was ever created: initialisation is over then.
+/// True if any main container was ever created: then initialisation is over.
 pub fn any_main_created(pod: &Pod, observed: &Observed) -> bool {
     let containers = pod.spec.iter().flat_map(|s| &s.containers);
     containers.into_iter().any(|c| observed.container(&c.name).is_some())
@@ -177,8 +177,8 @@ pub fn should_restart(pod: &Pod, container: &Container, observed: &Observed) -> 
     }
 }
 
-/// Whether all containers are to start anew, for one of them ended in a way that its rules name, or
-/// because that was begun (`before` says so) and is not done. Upstream: ShouldAllContainersRestart.
+/// Whether all containers must restart: a container's exit matches such a rule, or an earlier such
+/// restart (in `before`) is not finished. Upstream: ShouldAllContainersRestart.
 pub fn all_restart(spec: &PodSpec, observed: &Observed, before: &PodStatus) -> bool {
     if !restarts::all_may(spec) {
         return false;

@@ -1,9 +1,8 @@
 //! A pod's phase, from its containers' statuses.
 //!
-//! In: the spec, the statuses that are about to be told. Out: the phase, as long as nothing but
-//! containers decides it. Pure.
-//! A container that stopped counts as over only if neither its rules nor its policies have it run
-//! again; sidecars hold a pod in `Running`, and never fail it.
+//! In: the spec, the new container statuses. Out: the phase, as far as containers decide it. Pure.
+//! A stopped container has ended only if neither its rules nor its policies restart it; sidecars keep a
+//! pod `Running`, and never fail it.
 //! Upstream: `kubelet_pods.go` getPhase.
 
 use api::restarts;
@@ -14,7 +13,7 @@ use k8s_openapi::api::core::v1::{
 use crate::resources::is_sidecar;
 use crate::status::RESTARTING;
 
-/// `initialized`: main containers were made. `terminal`: nothing will run again.
+/// `initialized`: main containers were created. `terminal`: nothing will run again.
 pub fn phase(
     spec: &PodSpec,
     status: &PodStatus,
@@ -37,18 +36,18 @@ pub fn phase(
     }
 }
 
-/// How many containers of a kind are in which state.
+/// Containers of a kind, counted by state.
 #[derive(Default)]
 struct Tally {
     /// Sidecars that have not started yet.
     pending: u32,
     running: u32,
-    /// Never ran.
+    /// Never started.
     waiting: u32,
-    /// Ran, and does not.
+    /// Started, and does not run now.
     stopped: u32,
     succeeded: u32,
-    /// Of those that stopped: will not run again.
+    /// Stopped containers that will not run again.
     ended: u32,
 }
 
@@ -60,7 +59,7 @@ fn with_statuses<'a>(
     containers.zip(statuses.iter().flatten())
 }
 
-/// How the newest run that ended did so.
+/// The newest termination.
 fn last_end(status: &ContainerStatus) -> Option<&ContainerStateTerminated> {
     let now = status.state.as_ref().and_then(|state| state.terminated.as_ref());
     now.or_else(|| status.last_state.as_ref()?.terminated.as_ref())
@@ -87,7 +86,7 @@ fn init_tally(spec: &PodSpec, status: &PodStatus) -> Tally {
     out
 }
 
-/// Those that stopped count for nothing: they start again, or the pod is over.
+/// Stopped sidecars are ignored: they start again, or the pod is over.
 fn sidecar_tally(spec: &PodSpec, status: &PodStatus) -> Tally {
     let mut out = Tally::default();
     let all = with_statuses(spec.init_containers.iter().flatten(), &status.init_container_statuses);
@@ -130,7 +129,7 @@ mod tests {
     use crate::status::tests::status_of;
 
     #[test]
-    fn phases_follow_the_containers_own_policies() {
+    fn phases_follow_the_containers_policies() {
         let check = |containers: Value, seen: &[(&str, State, i32)], expected: &str| {
             let spec = json!({"restartPolicy": "Never", "containers": containers});
             let seen = seen.iter().map(|(name, state, code)| container(name, *state, *code));
@@ -153,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_runs_while_a_sidecar_does() {
+    fn a_pod_runs_while_a_sidecar_runs() {
         let spec = json!({"restartPolicy": "Never", "containers": [{"name": "a"}],
             "initContainers": [{"name": "s", "restartPolicy": "Always"}]});
         let check = |sidecar: State, main: i32, expected: &str| {
@@ -167,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn failed_initialization_ends_a_pod_unless_a_rule_says_otherwise() {
+    fn failed_initialization_fails_a_pod_unless_a_rule_restarts_it() {
         let check = |policy: &str, code: i32, expected: &str| {
             let spec = json!({"restartPolicy": policy, "containers": [{"name": "a"}],
                 "initContainers": [{"name": "i", "restartPolicy": "Never", "restartPolicyRules":

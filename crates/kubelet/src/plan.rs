@@ -1,4 +1,4 @@
-//! The decision of a pod worker: from what is wanted and what runs, what to do next.
+//! The decision of a pod worker: the next actions, from the spec and the running containers.
 //!
 //! ```text
 //!             no usable sandbox                 sandbox ready
@@ -13,10 +13,10 @@
 //!                                            kill pod (sandbox too)
 //! ```
 //!
-//! In: pod, [`Observed`], probe results. Out: a [`Plan`]. Pure; back-off is the executor's.
-//! Where a container's rules ask for all containers to start anew, [`restart_all`] is the plan: all
-//! leave the runtime, the sandbox and its volumes stay, and the next plan finds a pod that has not
-//! begun.
+//! In: pod, [`Observed`], probe results. Out: a [`Plan`]. Pure; the executor applies back-off.
+//! If a container's rules restart all containers, [`restart_all`] is the plan: all containers are removed
+//! from the runtime, the sandbox and its volumes stay, and the next plan starts the pod from the
+//! beginning.
 //! Upstream: `kuberuntime_manager.go` computePodActions, computeInitContainerActions,
 //! getContainersToReset.
 
@@ -29,7 +29,7 @@ use crate::observed::{Observed, ObservedContainer, State, any_main_created, shou
 use crate::resize::Resize;
 use crate::resources::is_sidecar;
 
-/// What the probes say of one running container; `None` when there is no (result of a) probe.
+/// The probe results of one running container; `None` without a probe or a result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Health {
     pub startup: Option<bool>,
@@ -45,7 +45,7 @@ pub struct Kill {
     pub name: String,
     /// The text of the `Killing` event.
     pub message: String,
-    /// A failed probe's own grace period may apply.
+    /// A failed probe, whose own grace period may apply.
     pub by_probe: Option<Probe>,
 }
 
@@ -53,7 +53,7 @@ pub struct Kill {
 pub struct Remove {
     pub id: String,
     pub name: String,
-    /// It must end first.
+    /// It must be stopped first.
     pub kill: bool,
 }
 
@@ -71,13 +71,13 @@ pub struct Plan {
     /// The new sandbox's attempt.
     pub attempt: u32,
     pub kill: Vec<Kill>,
-    /// Containers that leave the runtime, in that order.
+    /// Containers to remove from the runtime, in this order.
     pub remove: Vec<Remove>,
     /// Indexes into the spec's lists, in the order to start.
     pub start_init: Vec<usize>,
     pub start: Vec<usize>,
     pub start_ephemeral: Vec<usize>,
-    /// Running containers that are to have other resources.
+    /// Running containers to resize.
     pub resize: Resize,
 }
 
@@ -94,7 +94,7 @@ impl Plan {
     }
 }
 
-/// `hash_of` gives the hash that a container created from this spec would carry.
+/// `hash_of` returns the hash of a container created from this spec.
 pub fn plan(
     pod: &Pod,
     observed: &Observed,
@@ -151,14 +151,14 @@ fn plan_fresh_start(pod: &Pod, observed: &Observed, attempt: u32, out: &mut Plan
     out.kill_pod =
         observed.running().next().is_some() || observed.sandboxes.iter().any(|s| s.ready);
     out.attempt = attempt;
-    // What ended for good does not run in another sandbox either; `None`: it has not ended.
+    // A container that has ended for good does not run in a new sandbox; `None`: it has not ended.
     let runs_again = |container: &Container| {
         let ended = observed.container(&container.name).filter(|c| c.state == State::Exited);
         ended.map(|ended| restarts::after(spec, container, ended.exit_code))
     };
     let policy = spec.restart_policy.as_deref().unwrap_or("Always");
     if policy == "Never" && attempt != 0 && !observed.containers.is_empty() {
-        // A sidecar of a pod that is over has nothing to do.
+        // A pod that is over needs no sidecar.
         let inits = spec.init_containers.iter().flatten().filter(|one| !is_sidecar(one));
         if !inits.chain(&spec.containers).any(|one| runs_again(one) == Some(true)) {
             return;
@@ -178,7 +178,7 @@ fn plan_fresh_start(pod: &Pod, observed: &Observed, attempt: u32, out: &mut Plan
     }
 }
 
-/// (is a new sandbox needed, its attempt)
+/// (whether a new sandbox is needed, its attempt)
 fn sandbox_changed(pod: &Pod, observed: &Observed) -> (bool, u32) {
     let Some(newest) = observed.sandboxes.first() else { return (true, 0) };
     let wants_host = pod.spec.as_ref().and_then(|s| s.host_network) == Some(true);
@@ -198,7 +198,7 @@ fn kill(status: &ObservedContainer, message: String, by_probe: Option<Probe>) ->
     Kill { id: status.id.clone(), name: status.name.clone(), message, by_probe }
 }
 
-/// Why a running container must die, if so.
+/// Why a running container must be killed, if it must.
 fn verdict(
     container: &Container,
     status: &ObservedContainer,
@@ -219,7 +219,7 @@ fn verdict(
     }
 }
 
-/// Fills the init part; true when the main containers may run.
+/// Plans the init containers; true if the main containers may run.
 fn plan_init(pod: &Pod, observed: &Observed, health: &HealthMap, out: &mut Plan) -> bool {
     let Some(spec) = &pod.spec else { return true };
     let inits = spec.init_containers.as_deref().unwrap_or_default();
@@ -227,8 +227,8 @@ fn plan_init(pod: &Pod, observed: &Observed, health: &HealthMap, out: &mut Plan)
         return true;
     }
     let mut initialized = any_main_created(pod, observed);
-    // Walking backwards: the last one with a status tells how far initialisation got; of those
-    // before it only the sidecars matter.
+    // Backwards: the last container with a status shows how far initialisation got; of those before it,
+    // only sidecars matter.
     let mut past = initialized;
     for (index, container) in inits.iter().enumerate().rev() {
         let sidecar = is_sidecar(container);
@@ -283,15 +283,15 @@ fn plan_init(pod: &Pod, observed: &Observed, health: &HealthMap, out: &mut Plan)
     initialized
 }
 
-/// An init container failed for good.
+/// Plans the end of a pod whose init container has failed for good.
 fn plan_end(out: &mut Plan) -> bool {
     out.kill_pod = true;
     out.start_init.clear();
     false
 }
 
-/// All containers are to start anew: every run of each goes, those last whose end was the cause, so
-/// that a kubelet that dies meanwhile sees the cause again.
+/// Plans the restart of all containers: every run of each is removed, those whose exit was the cause
+/// last, so that a kubelet that restarts meanwhile sees the cause again.
 pub fn restart_all(spec: &PodSpec, observed: &Observed) -> Plan {
     let runs_of = |list: &[Container]| -> (Vec<Remove>, Vec<Remove>) {
         let runs = list.iter().flat_map(|container| {
@@ -315,7 +315,7 @@ pub fn restart_all(spec: &PodSpec, observed: &Observed) -> Plan {
     Plan { remove: order.concat(), ..Plan::default() }
 }
 
-/// A running sidecar that fails a probe is killed and started again.
+/// A running sidecar that fails a probe is killed and restarted.
 fn plan_sidecar(
     container: &Container,
     status: &ObservedContainer,
@@ -481,14 +481,14 @@ pub(crate) mod tests {
         check(with_sidecar(), vec![s(Running), done, container("a", Exited, 0)], "killpod");
     }
 
-    /// Rules of one container: action, exit code.
+    /// A container with one rule: action, exit code.
     fn ruled(name: &str, policy: &str, action: &str, code: i32) -> Value {
         json!({"name": name, "restartPolicy": policy, "restartPolicyRules":
             [{"action": action, "exitCodes": {"operator": "In", "values": [code]}}]})
     }
 
     #[test]
-    fn containers_have_policies_and_rules_of_their_own() {
+    fn containers_have_their_own_policies_and_rules() {
         let spec = json!({"restartPolicy": "Never",
             "containers": [ruled("a", "Never", "Restart", 42), {"name": "b"}]});
         let b = container("b", Exited, 1);
@@ -508,7 +508,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn all_start_anew() {
+    fn all_containers_restart() {
         let spec = json!({"restartPolicy": "Never",
             "initContainers": [{"name": "i"}, {"name": "s", "restartPolicy": "Always"}],
             "containers": [ruled("a", "Never", "RestartAllContainers", 42), {"name": "b"}]});
@@ -527,7 +527,7 @@ pub(crate) mod tests {
         check(container("a", Exited, 0), None);
         let expected = "kill+remove b remove b remove i kill+remove s remove a";
         check(container("a", Exited, 42), Some(expected));
-        // What was begun is brought to its end, whatever is left.
+        // A restart of all containers that has begun is finished, whatever is left.
         let begun = json!({"conditions": [{"type": "AllContainersRestarting", "status": "True"}]});
         let begun: PodStatus = serde_json::from_value(begun).expect("a status");
         assert!(all_restart(spec, &observed(vec![]), &begun));
@@ -546,7 +546,7 @@ pub(crate) mod tests {
         check("OnFailure", |o| o.sandboxes[0].ready = false, "killpod sandbox1 start[0]");
         check("Never", |o| o.sandboxes[0].ready = false, "killpod");
         check("Always", |o| o.sandboxes[0].ips.clear(), "killpod sandbox1 start[0, 1]");
-        // Policies of their own: what runs again does so, what ended for good does not.
+        // Container policies: containers that may restart do so, those that ended for good do not.
         let lost = |spec: Value, codes: [i32; 2], expected: &str| {
             let ended = [("a", codes[0]), ("b", codes[1])];
             let mut state =

@@ -1,4 +1,4 @@
-//! The set of pods of this node: who has a worker, and what the workers are told.
+//! The set of this node's pods: their workers, and the inputs of those.
 //!
 //! ```text
 //!  API watch (spec.nodeName=me) ─┐
@@ -7,9 +7,9 @@
 //! ```
 //!
 //! In: signals (a key changed, manifests changed, a worker ended). Out: workers.
-//! Invariants: one task changes the set; a uid has at most one worker; what the runtime runs and
-//! nobody wants is stopped, but only after the API's list is complete, and looked for again every few
-//! minutes; two static pods of one name never overlap.
+//! Invariants: one task changes the set; a uid has at most one worker; orphaned pods in the runtime are
+//! stopped, but only after the API's list is complete, and are looked for again every few minutes; two
+//! static pods of one name never overlap.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex};
@@ -32,15 +32,15 @@ use crate::shutdown;
 use crate::volumes::{PodDir, tear_down};
 use crate::worker::{Handle, Input, Told, View, Worker};
 
-/// Upstream: pods that wait for resources are asked again after this long even if nothing changed.
+/// Upstream: pending resizes are retried after this time even if nothing changed.
 const RESIZE_RETRY: Duration = Duration::from_secs(180);
-/// Leftovers of pods that nobody knows are looked for this often. Upstream: every two seconds.
+/// How often orphaned pods are looked for. Upstream: every two seconds.
 const LEFTOVERS: Duration = Duration::from_secs(300);
-/// When the runtime did not say what it has, first after this long.
+/// The first retry after the runtime failed to list its pods.
 const LEFTOVERS_RETRY: Duration = Duration::from_secs(1);
 const LEFTOVERS_RETRY_CEILING: Duration = Duration::from_secs(60);
 
-/// What an evicted pod has to end: the node cannot wait for its own grace period.
+/// The grace period of an evicted pod: the node cannot wait for the pod's own.
 /// Upstream: immediateEvictionGracePeriodSeconds.
 const EVICTION_GRACE: Duration = Duration::from_secs(1);
 
@@ -49,18 +49,18 @@ struct Pending {
     keys: BTreeSet<ObjectKey>,
     statics: Option<BTreeMap<String, Pod>>,
     finished: Vec<String>,
-    /// Some pod gave its resources back.
+    /// A pod freed its resources.
     freed: bool,
     synced: bool,
 }
 
-/// What the set must look at. Many writers, one reader.
+/// The set's pending work. Many writers, one reader.
 #[derive(Default)]
 pub struct Signals {
     /// Guards the batch; held for single pushes and the take.
     pending: Mutex<Pending>,
     wake: Notify,
-    /// Told when a pod has stopped.
+    /// Notified when a pod has stopped.
     ended: watch::Sender<()>,
 }
 
@@ -106,13 +106,13 @@ pub struct PodSet {
     workers: Mutex<Workers>,
     /// The wanted static pods by uid.
     statics: Mutex<BTreeMap<String, Pod>>,
-    /// What each pod was granted, by uid.
+    /// The granted resources of each pod, by uid.
     granted: Mutex<HashMap<String, Allocation>>,
-    /// Pods that ask for other resources than they were granted, as the API has them, by uid.
+    /// Pods whose resize is pending, with the API's spec, by uid.
     resizes: Mutex<BTreeMap<String, Arc<Pod>>>,
-    /// Pods that are gone whose volumes are being given back, by uid. Guards single changes.
+    /// Deleted pods whose volumes are being unmounted, by uid. Guards single changes.
     clearing: Arc<Mutex<BTreeSet<String>>>,
-    /// Told when mirrors may be out of date.
+    /// Notified when mirror pods may be out of date.
     pub mirrors: Notify,
 }
 
@@ -135,7 +135,7 @@ impl PodSet {
         self.workers.lock().expect("no panic while held")
     }
 
-    /// Follows the signals for ever.
+    /// Follows the signals; never returns.
     pub async fn run(self: Arc<Self>) {
         let mut retry = Backoff::new(LEFTOVERS_RETRY, LEFTOVERS_RETRY_CEILING);
         // None before the API's list is complete.
@@ -164,7 +164,7 @@ impl PodSet {
                 self.mirrors.notify_one();
             }
             self.follow_statics();
-            // What is gone first: it makes room for what came.
+            // Deletions first: they free resources for new pods.
             let lister = self.context.pods.lister();
             let (there, gone): (Vec<&ObjectKey>, Vec<&ObjectKey>) =
                 batch.keys.iter().partition(|key| lister.get_key(key).is_some());
@@ -178,7 +178,7 @@ impl PodSet {
                         LEFTOVERS
                     }
                     Err(error) => {
-                        tracing::warn!(%error, "leftovers of other pods are not looked for yet");
+                        tracing::warn!(%error, "failed to look for orphaned pods");
                         retry.step()
                     }
                 };
@@ -187,7 +187,7 @@ impl PodSet {
         }
     }
 
-    /// The API has, or no longer has, the pod of this key.
+    /// Handles a change of this key: the API has the pod, or no longer has it.
     fn follow_api(&self, key: &ObjectKey) {
         let pod = self.context.pods.lister().get_key(key);
         let uid = pod.as_deref().map(names::uid).unwrap_or_default().to_string();
@@ -214,7 +214,7 @@ impl PodSet {
         self.start(pod);
     }
 
-    /// A pod that has a worker changed.
+    /// Handles a change of a pod that has a worker.
     fn update(&self, uid: &str, pod: Arc<Pod>) {
         let granted = self.granted(uid).applied(&pod);
         let asks = !Arc::ptr_eq(&granted, &pod);
@@ -238,7 +238,7 @@ impl PodSet {
         granted.get(uid).cloned().unwrap_or_default()
     }
 
-    /// Asks again for every pod that wants other resources than it has.
+    /// Retries all pending resizes.
     fn retry_resizes(&self) {
         let wanted = self.resizes.lock().expect("no panic while held").clone();
         let since = |uid: &str| {
@@ -255,7 +255,7 @@ impl PodSet {
         }
     }
 
-    /// True when nothing is left to ask for.
+    /// True if the resize is no longer pending.
     fn try_resize(&self, uid: &str, pod: &Arc<Pod>) -> bool {
         let verdict = self.admit(pod);
         let workers = self.workers();
@@ -307,7 +307,7 @@ impl PodSet {
         done
     }
 
-    /// A mirror changed: its pod's status may have to be written again.
+    /// Handles a change of a mirror: its pod's status may have to be written again.
     fn wake_static(&self, key: &ObjectKey) {
         for handle in self.workers().values() {
             let input = handle.input.borrow();
@@ -350,10 +350,10 @@ impl PodSet {
         let status = pod.status.as_ref();
         let terminal =
             status.is_some_and(|s| matches!(s.phase.as_deref(), Some("Succeeded" | "Failed")));
-        // A start time was set by the kubelet that admitted it.
+        // The start time shows that a kubelet has admitted the pod.
         let admitted = status.is_some_and(|s| s.start_time.is_some());
         let deleting = pod.metadata.deletion_timestamp.is_some();
-        // An earlier kubelet may have granted other resources than are asked for by now.
+        // The record of an earlier kubelet may have granted resources that differ from the spec.
         let dir = PodDir::new(&self.context.config.root_dir, names::uid(&pod));
         let recorded = Allocation::read(&dir);
         let is_new = recorded.is_none();
@@ -402,8 +402,8 @@ impl PodSet {
             .filter(|handle| {
                 let input = handle.input.borrow();
                 let is_other = names::uid(&input.pod) != own;
-                // What the API forgot has no claim to the node, even while it ends: the scheduler
-                // gave its room to others already.
+                // A pod that the API has deleted does not count, even while it ends: the scheduler has
+                // given its resources to others.
                 is_other && !input.removed && input.evict.is_none() && !handle.is_over()
             })
             .map(|handle| handle.input.borrow().pod.clone())
@@ -411,12 +411,12 @@ impl PodSet {
         admit(pod, active.iter().map(AsRef::as_ref), &self.context.node_to_admit())
     }
 
-    /// Stops what the runtime still has of pods that nobody knows, and clears their files.
+    /// Stops orphaned pods in the runtime, and removes their files.
     async fn stop_leftovers(&self) -> cri::Result<()> {
         let mut unknown: BTreeMap<String, (String, String)> = BTreeMap::new();
         for sandbox in self.context.runtime.list_pod_sandbox(None).await? {
             let Some(meta) = sandbox.metadata else { continue };
-            // Nobody but the caller changes the table: what is in it now was there before.
+            // Only the caller changes the table, so pods with a worker stay known.
             if sandbox.labels.contains_key(names::POD_UID)
                 && !self.workers().contains_key(&meta.uid)
             {
@@ -424,11 +424,7 @@ impl PodSet {
             }
         }
         for (uid, (namespace, name)) in unknown {
-            tracing::info!(
-                pod = format!("{namespace}/{name}"),
-                uid,
-                "a pod that nobody knows is stopped"
-            );
+            tracing::info!(pod = format!("{namespace}/{name}"), uid, "stopping an orphaned pod");
             let metadata = ObjectMeta {
                 uid: Some(uid),
                 name: Some(name),
@@ -445,7 +441,7 @@ impl PodSet {
     async fn clear_leftover_files(&self) {
         let root = self.context.config.root_dir.join("pods");
         let known: BTreeSet<String> = self.workers().keys().cloned().collect();
-        // Here, not later: a pod that comes meanwhile may have devices.
+        // Now, because a pod that is added later may allocate devices.
         self.context.device_plugins.keep_only(&known);
         let (context, clearing) = (self.context.clone(), self.clearing.clone());
         let cleared = tokio::task::spawn_blocking(move || {
@@ -468,16 +464,16 @@ impl PodSet {
                     continue;
                 }
                 if let Err(error) = tear_down(&dir) {
-                    tracing::warn!(uid, %error, "files of a pod that is gone remain");
+                    tracing::warn!(uid, %error, "failed to remove the directory of an orphaned pod");
                 }
             }
         });
         if let Err(error) = cleared.await {
-            tracing::warn!(%error, "files of pods that are gone remain");
+            tracing::warn!(%error, "failed to remove the directories of orphaned pods");
         }
     }
 
-    /// Something happened in the runtime; `None`: anywhere.
+    /// Wakes the pod's worker after an event of the runtime; `None` wakes all.
     pub fn wake(&self, uid: Option<&str>) {
         let workers = self.workers();
         match uid {
@@ -490,7 +486,7 @@ impl PodSet {
         }
     }
 
-    /// All pods with what is known of them.
+    /// All pods with their state.
     pub fn views(&self) -> Vec<View> {
         let mut out = vec![];
         for handle in self.workers().values() {
@@ -501,7 +497,7 @@ impl PodSet {
         out
     }
 
-    /// The pod of that name, a living one before one that ends.
+    /// The pod of that name; a running pod before one that ends.
     pub fn find(&self, namespace: &str, name: &str) -> Option<View> {
         let named = |view: &View| {
             view.pod
@@ -517,28 +513,28 @@ impl PodSet {
         self.statics.lock().expect("no panic while held").clone()
     }
 
-    /// Fails a pod for what it did itself; false when it was told to fail before.
+    /// Fails a pod for its own behaviour; false if it is being failed already.
     pub fn evict(&self, uid: &str, reason: &str, message: &str) -> bool {
         self.fail(uid, (reason.to_string(), message.to_string()), false, EVICTION_GRACE)
     }
 
-    /// Fails a pod to free what it uses; its owner may count that as a disruption. False when it was
-    /// told to fail before.
+    /// Fails a pod to free its resources; its owner may count that as a disruption. False if it is being
+    /// failed already.
     pub fn evict_for_node(&self, uid: &str, message: &str) -> bool {
         self.fail(uid, ("Evicted".to_string(), message.to_string()), true, EVICTION_GRACE)
     }
 
-    /// Fails a pod because the machine goes down; it has `longest` to end.
+    /// Fails a pod because the machine shuts down; its grace period is at most `longest`.
     pub fn end_with_node(&self, uid: &str, longest: Duration) {
         self.fail(uid, (shutdown::REASON.into(), shutdown::MESSAGE.into()), true, longest);
     }
 
-    /// Whether a pod was told to fail.
+    /// Whether a pod is being failed.
     pub fn is_failed(&self, uid: &str) -> bool {
         self.workers().get(uid).is_some_and(|handle| handle.input.borrow().evict.is_some())
     }
 
-    /// Resolves when nothing of the pod runs any more.
+    /// Resolves when no container of the pod runs any more.
     pub async fn until_stopped(&self, uid: &str) {
         let mut ended = self.signals.ended.subscribe();
         let runs = || self.workers().get(uid).is_some_and(|handle| !handle.view().stopped);

@@ -1,5 +1,5 @@
-//! Probes: each is a task that checks one container again and again and tells the pod's worker when
-//! its verdict changes.
+//! Probes: each is a task that checks one container periodically and wakes the pod's worker when its
+//! verdict changes.
 //!
 //! ```text
 //! startup ──passed──► liveness and readiness start
@@ -50,9 +50,9 @@ pub struct Target {
     pub container_id: String,
     pub container: Container,
     pub pod_ip: Option<IpAddr>,
-    /// Whom events are about.
+    /// The object of the events.
     pub about: ObjectReference,
-    /// What the API said of this very container before this kubelet started: (started, ready).
+    /// The API's state of this container before this kubelet started: (started, ready).
     pub known: Option<(bool, bool)>,
     /// When it started, for `initialDelaySeconds`.
     pub started_at: Option<jiff::Timestamp>,
@@ -71,7 +71,7 @@ struct Running {
     has_readiness: bool,
 }
 
-/// The probes of one pod. Dropping it ends them.
+/// The probes of one pod. Drop ends them.
 pub struct Probes {
     runtime: Arc<dyn cri::Runtime>,
     tasks: Tasks,
@@ -86,7 +86,7 @@ pub struct Probes {
 struct Shared {
     /// Guards the verdicts; held for single reads and writes.
     verdicts: Mutex<BTreeMap<String, Verdict>>,
-    /// Told when a startup probe has passed.
+    /// Notified when a startup probe has passed.
     passed: Notify,
 }
 
@@ -136,7 +136,7 @@ impl Probes {
         Self { runtime, tasks, events, wake, counts, running: HashMap::new(), shared }
     }
 
-    /// Makes exactly these containers probed. Those that are probed already go on.
+    /// Sets the probed containers. Running probes of these continue.
     pub fn retarget(&mut self, targets: Vec<Target>) {
         let ids: Vec<&str> = targets.iter().map(|t| t.container_id.as_str()).collect();
         self.running.retain(|id, running| {
@@ -154,7 +154,7 @@ impl Probes {
         }
     }
 
-    /// The pod ends: only whether its containers are ready matters still.
+    /// The pod terminates: from now on, only readiness matters.
     /// Upstream: StopLivenessAndStartup.
     pub fn keep_readiness_only(&self) {
         for (id, running) in &self.running {
@@ -210,7 +210,7 @@ impl Probes {
         !self.running.is_empty()
     }
 
-    /// For decisions: what failed.
+    /// The results for decisions.
     pub fn health(&self) -> HealthMap {
         let of = |id: &String| {
             let verdict = self.shared.read(id);
@@ -219,7 +219,7 @@ impl Probes {
         self.running.keys().map(of).collect()
     }
 
-    /// For the status, by container id: (started, ready).
+    /// The results for the status, by container id: (started, ready).
     pub fn readiness(&self) -> BTreeMap<String, (bool, bool)> {
         let of = |(id, running): (&String, &Running)| {
             let verdict = self.shared.read(id);
@@ -289,14 +289,14 @@ impl One {
                 continue;
             }
             self.publish(good);
-            // A container that must die, or has started, needs no more of this probe.
+            // After this result the probe is not needed any more: the container is killed, or has started.
             if (self.kind != Kind::Readiness && !good) || (self.kind == Kind::Startup && good) {
                 return;
             }
         }
     }
 
-    /// Counted from the container's start, not from this kubelet's.
+    /// Counts from the container's start, not from the kubelet's.
     fn initial_delay(&self) -> Duration {
         let delay =
             Duration::from_secs(self.probe.initial_delay_seconds.unwrap_or(0).max(0) as u64);
@@ -318,7 +318,7 @@ impl One {
         }
     }
 
-    /// The event of a bad outcome; `None` when the outcome says nothing.
+    /// Sends the event of a bad outcome; `None` if the outcome is no verdict.
     fn judge(&self, outcome: Outcome) -> Option<bool> {
         let kind = self.kind.name();
         let (text, verdict) = match outcome {

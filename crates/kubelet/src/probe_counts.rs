@@ -1,6 +1,6 @@
-//! How often containers were probed, with what result, and how long it took: `/metrics/probes`.
+//! Probe metrics: results and durations for `/metrics/probes`.
 //!
-//! In: results of probes. Out: Prometheus text. A probe's figures go with the probe.
+//! In: results of probes. Out: Prometheus text. A probe's metrics are removed when it ends.
 //! Upstream: `prober_manager.go`.
 
 use std::fmt::Write;
@@ -58,7 +58,7 @@ impl Record {
 pub struct Counts(Mutex<Vec<Weak<Record>>>);
 
 impl Counts {
-    /// A probe begins; its figures are shown as long as somebody holds the record.
+    /// Starts a probe's metrics, which are shown while the record is held.
     pub fn begin(
         &self,
         kind: &'static str,

@@ -1,7 +1,7 @@
-//! Notices what happens in a runtime that has no events of its own.
+//! Detects changes in a runtime that sends no events.
 //!
-//! In: the runtime's lists, once a second. Out: workers of pods woken whose sandboxes or containers
-//! changed. Two calls a second whatever the number of pods; a worker asks for the details.
+//! In: the runtime's lists, once a second. Out: wake-ups of the workers whose sandboxes or containers
+//! changed. Two calls a second for any number of pods; the worker reads the details.
 //! Upstream: `pkg/kubelet/pleg/generic.go`.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,18 +13,18 @@ use crate::pods::PodSet;
 /// Upstream: genericPlegRelistPeriod.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// States of everything that a pod has, by id.
+/// The states of a pod's sandboxes and containers, by id.
 type States = BTreeMap<String, i32>;
 /// By the pod's uid.
 type World = BTreeMap<String, States>;
 
-/// Until the runtime does not answer.
+/// Runs until a call of the runtime fails.
 pub async fn follow(runtime: &dyn cri::Runtime, set: &PodSet) -> cri::Error {
     let mut known = match list(runtime).await {
         Ok(world) => world,
         Err(error) => return error,
     };
-    // What happened before the first list.
+    // Changes from before the first list.
     set.wake(None);
     loop {
         tokio::time::sleep(PERIOD).await;
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pods_are_woken_whose_things_changed() {
+    fn only_changed_pods_are_woken() {
         let world = |pods: &[(&str, &[(&str, i32)])]| -> World {
             let states = |all: &[(&str, i32)]| -> States {
                 all.iter().map(|(id, state)| (id.to_string(), *state)).collect()

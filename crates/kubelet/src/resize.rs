@@ -1,9 +1,9 @@
-//! Bringing what runs to what was granted, without restarting it where the pod allows that.
+//! Applies granted resources to running containers, without a restart if the pod allows that.
 //!
-//! In: the pod as granted, what runs, what the kernel was told before. Out: additions to the
+//! In: the pod as granted, the running containers, the actuated resources. Out: additions to the
 //! [`Plan`] ([`plan`], pure), and their execution: the pod's cgroup grows before its containers
-//! and shrinks after them; among the containers those that shrink come first.
-//! Invariant: what the kernel was told is on the disk before anything else builds on it.
+//! and shrinks after them; containers that shrink come first.
+//! Invariant: actuated resources are on disk before the next step relies on them.
 //! Upstream: `kuberuntime_manager.go` computePodResizeAction, doPodResizeAction.
 
 use client::EventType;
@@ -23,7 +23,7 @@ pub enum Resource {
     Cpu,
 }
 
-/// One running container that is to have other limits.
+/// One running container to resize.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Update {
     pub id: String,
@@ -34,7 +34,7 @@ pub struct Update {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Resize {
-    /// The pod's own cgroup may differ from what it should be.
+    /// The pod's own cgroup may need a change.
     pub pod: bool,
     pub updates: Vec<Update>,
 }
@@ -45,7 +45,7 @@ impl Resize {
     }
 }
 
-/// What the kernel is told of a container: its own limits, else the pod's.
+/// The resources to actuate: the container's own limits, else the pod's.
 pub fn amounts(pod: &Pod, container: &Container) -> Amounts {
     let own = container.resources.as_ref();
     let whole = pod.spec.as_ref().and_then(|s| s.resources.as_ref());
@@ -67,7 +67,7 @@ impl Amounts {
         }
     }
 
-    /// These, with one resource as in `other`.
+    /// These amounts, with one resource taken from `other`.
     fn with(mut self, resource: Resource, other: &Self) -> Self {
         match resource {
             Resource::Memory => {
@@ -78,14 +78,14 @@ impl Amounts {
         self
     }
 
-    /// Below zero: less than before.
+    /// Negative if the resource shrinks.
     fn change(&self, to: &Self, resource: Resource) -> i64 {
         let ((limit, request), (new_limit, new_request)) = (self.of(resource), to.of(resource));
         if limit != new_limit { new_limit - limit } else { new_request - request }
     }
 }
 
-/// Running containers whose resources are not those granted: (index, is an init container, ...).
+/// Running containers whose resources differ from the granted ones: (index, is an init container, ...).
 fn differing<'a>(
     pod: &'a Pod,
     observed: &'a Observed,
@@ -97,7 +97,7 @@ fn differing<'a>(
     let one = |(index, init, container): (usize, bool, &'a Container)| {
         let running = |c: &&ObservedContainer| c.state == State::Running;
         let seen = observed.container(&container.name).filter(running)?;
-        // No record: it was started before there were any.
+        // A container without a record started before records existed.
         let (from, to) = (actuated.get(&container.name)?, amounts(pod, container));
         let update = Update { id: seen.id.clone(), name: container.name.clone(), from, to };
         (from != to).then_some((index, init, container, update))
@@ -109,7 +109,7 @@ pub fn in_progress(pod: &Pod, observed: &Observed, actuated: &Actuated) -> bool 
     !differing(pod, observed, actuated).is_empty()
 }
 
-/// Adds what the resize of running containers needs.
+/// Adds the actions that resize running containers.
 pub fn plan(pod: &Pod, observed: &Observed, actuated: &Actuated, out: &mut Plan) {
     if out.kill_pod || out.create_sandbox {
         return;
@@ -125,7 +125,7 @@ pub fn plan(pod: &Pod, observed: &Observed, actuated: &Actuated, out: &mut Plan)
         }
         let message = format!("Container {} resize requires restart", update.name);
         out.kill.push(Kill { id: update.id, name: update.name, message, by_probe: None });
-        // Validation lets no other init container restart.
+        // Validation allows a restart of no other init container.
         let list = if init { &mut out.start_init } else { &mut out.start };
         let may_start = !init || is_sidecar(container);
         if may_start && !list.contains(&index) {
@@ -147,7 +147,7 @@ fn restarts(container: &Container, update: &Update) -> bool {
 }
 
 impl Worker {
-    /// Notes a grant, and its end when everything that runs is as granted.
+    /// Records a new grant, and its end when all running containers have the granted resources.
     pub(crate) fn follow_resize(&mut self, observed: &Observed) {
         let now = base::clock::now();
         let standing = self.input.borrow().standing.clone();
@@ -172,7 +172,7 @@ impl Worker {
         }
     }
 
-    /// Carries the resize out. What failed is in the condition, and is tried again.
+    /// Executes the resize. A failure is shown in the condition, and retried.
     pub(crate) async fn resize(&mut self, wanted: &Resize) -> Result<(), ()> {
         let Err(message) = self.try_resize(wanted).await else {
             self.pod_cgroup_is_old = false;
@@ -229,7 +229,7 @@ impl Worker {
         Ok(())
     }
 
-    /// A limit below what is in use would kill: that is refused instead.
+    /// Refuses a memory limit below the current usage, because it would kill the container.
     async fn check_memory(&self, wanted: &Resize) -> Result<(), String> {
         let mut errors = vec![];
         for update in &wanted.updates {
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_resize_does_to_a_container() {
+    fn a_resize_updates_or_restarts_a_container() {
         let spec = |cpu: &str, policy: &str| {
             json!({"containers": [{"name": "a", "resources": {"limits": {"cpu": cpu}},
                 "resizePolicy": [{"resourceName": "cpu", "restartPolicy": policy}]}]})
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_of_the_pod_count_where_a_container_has_none() {
+    fn the_pods_limits_apply_to_containers_without_limits() {
         let pod = pod(json!({"resources": {"limits": {"cpu": "2", "memory": "1Ki"}},
             "containers": [{"name": "a", "resources": {"limits": {"cpu": "1"}}}]}));
         let got = amounts(&pod, &pod.spec.as_ref().expect("a spec").containers[0]);

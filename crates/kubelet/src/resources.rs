@@ -1,4 +1,4 @@
-//! Requests and limits: what a pod asks for, its QoS class, and the kernel's numbers for both.
+//! Requests and limits: a pod's sums, its QoS class, and the kernel's numbers for both.
 //!
 //! In: pods. Out: numbers. Pure.
 //! Upstream: `pkg/apis/core/v1/helper/qos`, `component-helpers/resource`, `cm/helpers_linux`.
@@ -15,12 +15,11 @@ pub type ResourceList = BTreeMap<String, Quantity>;
 pub const MIN_SHARES: i64 = 2;
 const MAX_SHARES: i64 = 262_144;
 const MIN_QUOTA: i64 = 1000;
-/// What the smallest quota amounts to.
+/// The CPU limit of the smallest quota.
 pub const MIN_MILLI_CPU_LIMIT: i64 = 10;
 pub const CPU_PERIOD: i64 = 100_000;
 
-/// A quantity in thousandths, rounded up; text that is no quantity counts as zero (the API server
-/// admits none).
+/// A quantity in thousandths, rounded up; invalid text counts as zero (the API server rejects it).
 pub fn milli(quantity: &Quantity) -> i64 {
     nanos(&quantity.0).map_or(0, |n| clamp(div_ceil(n, 1_000_000)))
 }
@@ -38,7 +37,7 @@ fn div_ceil(n: i128, by: i128) -> i128 {
     n.div_euclid(by) + i128::from(n.rem_euclid(by) != 0)
 }
 
-/// The number in thousand-millionths; digits below that round up.
+/// The number in units of 10⁻⁹; further digits round up.
 fn nanos(text: &str) -> Option<i128> {
     let (number, factor, exponent) = split_suffix(text.trim())?;
     let (negative, number) = match number.strip_prefix('-') {
@@ -87,7 +86,7 @@ fn split_suffix(text: &str) -> Option<(&str, i128, i32)> {
     Some((&text[..text.len() - 1], 1, exponent))
 }
 
-/// A container's request or limit of one resource, `None` when it sets none.
+/// A container's request or limit of one resource; `None` if it sets none.
 pub fn request<'a>(
     resources: Option<&'a ResourceRequirements>,
     name: &str,
@@ -99,18 +98,18 @@ pub fn limit<'a>(resources: Option<&'a ResourceRequirements>, name: &str) -> Opt
     resources?.limits.as_ref()?.get(name)
 }
 
-/// True for an init container that keeps running beside the main ones.
+/// True for an init container that keeps running beside the main containers.
 pub fn is_sidecar(container: &Container) -> bool {
     container.restart_policy.as_deref() == Some("Always")
 }
 
-/// What the pod asks the node for, in thousandths of each resource: the larger of the containers'
-/// sum and the largest moment of initialisation, plus overhead. Pod-level requests win.
+/// The pod's requests, in thousandths of each resource: the larger of the containers' sum and the maximum
+/// during initialisation, plus overhead. Pod-level requests win.
 pub fn pod_requests(spec: &PodSpec) -> BTreeMap<String, i64> {
     pod_sum(spec, |resources| resources.and_then(|r| r.requests.as_ref()))
 }
 
-/// As [`pod_requests`], for limits.
+/// Like [`pod_requests`], for limits.
 pub fn pod_limits(spec: &PodSpec) -> BTreeMap<String, i64> {
     pod_sum(spec, |resources| resources.and_then(|r| r.limits.as_ref()))
 }
@@ -181,7 +180,7 @@ pub fn cpu_weight(shares: i64) -> i64 {
     1 + ((shares.clamp(MIN_SHARES, MAX_SHARES) - 2) * 9999) / 262_142
 }
 
-/// How early the kernel's OOM killer picks a process of this container.
+/// The container's OOM score adjustment.
 pub fn oom_score_adj(pod: &Pod, container: &Container, memory_capacity: i64) -> i64 {
     let critical = pod.spec.as_ref().and_then(|s| s.priority).is_some_and(|p| p >= 2_000_001_000);
     if critical {
@@ -198,7 +197,7 @@ pub fn oom_score_adj(pod: &Pod, container: &Container, memory_capacity: i64) -> 
     }
 }
 
-/// Bytes in the largest of Mi and Ki that divides them.
+/// Bytes in the largest unit of Mi and Ki that divides them.
 pub fn bytes_quantity(bytes: i64) -> Quantity {
     for (suffix, shift) in [("Mi", 20), ("Ki", 10)] {
         if bytes != 0 && bytes % (1 << shift) == 0 {
@@ -208,7 +207,7 @@ pub fn bytes_quantity(bytes: i64) -> Quantity {
     Quantity(bytes.to_string())
 }
 
-/// A number of things, as the API server writes it: `12`, `3k`.
+/// A count in the API server's form: `12`, `3k`.
 pub fn count_quantity(count: i64) -> Quantity {
     for (suffix, by) in [("G", 1_000_000_000), ("M", 1_000_000), ("k", 1000)] {
         if count != 0 && count % by == 0 {
@@ -218,7 +217,7 @@ pub fn count_quantity(count: i64) -> Quantity {
     Quantity(count.to_string())
 }
 
-/// `example.com/dongle`: what others than Kubernetes say what it is. Upstream: `IsExtendedResourceName`.
+/// `example.com/dongle`: a resource outside of Kubernetes' names. Upstream: `IsExtendedResourceName`.
 pub fn is_extended(name: &str) -> bool {
     name.contains('/')
         && !name.contains("kubernetes.io/")

@@ -1,7 +1,7 @@
-//! Reads the runtime's state back as [`Observed`].
+//! Reads the runtime's state as [`Observed`].
 //!
-//! In: the runtime, a pod's uid. Out: everything the runtime has of that pod, by the labels that
-//! the kubelet gave it. Exited containers get their termination messages.
+//! In: the runtime, a pod's uid. Out: the pod's sandboxes and containers, found by the kubelet's labels.
+//! Exited containers get their termination messages.
 //! Upstream: `kuberuntime_manager.go` GetPodStatus, getPodContainerStatuses.
 
 use std::collections::BTreeMap;
@@ -21,7 +21,7 @@ use nix::fcntl::OFlag;
 use crate::names;
 use crate::observed::{Observed, ObservedContainer, ObservedSandbox, State};
 
-/// Upstream: the message file and the fallback from the log.
+/// Upstream: the limits of the message file and of the fallback from the log.
 const MESSAGE_BYTES: u64 = 4096;
 const FALLBACK_BYTES: u64 = 2048;
 const FALLBACK_LINES: usize = 80;
@@ -30,7 +30,7 @@ fn by_uid(uid: &str) -> BTreeMap<String, String> {
     BTreeMap::from([(names::POD_UID.to_string(), uid.to_string())])
 }
 
-/// All of one pod.
+/// The state of one pod.
 pub async fn observe(runtime: &dyn Runtime, uid: &str) -> cri::Result<Observed> {
     let mut out = Observed::default();
     let filter = PodSandboxFilter { label_selector: by_uid(uid), ..PodSandboxFilter::default() };
@@ -126,7 +126,7 @@ fn container_of(sandbox_id: &str, status: ContainerStatus) -> ObservedContainer 
     }
 }
 
-/// What the container left in its termination file, or the log's tail where it asked for that.
+/// The container's termination message, or the log's tail if the policy asks for it.
 fn termination_message(status: &ContainerStatus) -> Option<String> {
     let path = status.annotations.get(names::TERMINATION_PATH)?;
     let mount = status.mounts.iter().find(|mount| mount.container_path == *path);
@@ -148,14 +148,14 @@ fn head(path: &Path, limit: u64) -> Option<String> {
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// A file that a pod may have put there: to open a FIFO would wait for who writes into it.
+/// Opens a file that a pod may have created, without blocking: opening a FIFO would wait for its writer.
 fn open(path: &Path) -> Option<File> {
     let flags = (OFlag::O_NONBLOCK | OFlag::O_NOFOLLOW).bits();
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path).ok()?;
     file.metadata().ok()?.is_file().then_some(file)
 }
 
-/// The last lines of a CRI log, without stamps.
+/// The last lines of a CRI log, without timestamps.
 fn log_tail(path: &Path) -> Option<String> {
     let mut file = open(path)?;
     let length = file.metadata().ok()?.len();
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn only_files_are_read() {
+    fn only_regular_files_are_read() {
         let directory = tempfile::tempdir().expect("a directory");
         let place = |name: &str| directory.path().join(name);
         std::fs::write(place("file"), "bye").expect("written");

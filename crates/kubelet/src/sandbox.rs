@@ -1,4 +1,4 @@
-//! A pod's sandbox, as the runtime is asked for it.
+//! The runtime's configuration of a pod's sandbox.
 //!
 //! In: the pod and the node's settings. Out: a CRI `PodSandboxConfig`. Pure.
 //! Upstream: `kuberuntime_sandbox.go` generatePodSandboxConfig.
@@ -44,7 +44,7 @@ pub fn sandbox_config(
             namespace: names::namespace(pod).into(),
             attempt,
         }),
-        // Upstream: no hostname where the host's UTS namespace is used.
+        // Upstream: no hostname if the pod uses the host's UTS namespace.
         hostname: if on_host { String::new() } else { hostname },
         log_directory: names::log_directory(&config.log_dir, pod).display().to_string(),
         dns_config: Some(DNSConfig {
@@ -98,14 +98,14 @@ fn linux(pod: &Pod, cgroup_parent: &str, users: &UserNamespace) -> LinuxPodSandb
             }),
             ..LinuxSandboxSecurityContext::default()
         }),
-        // Runtimes look for dots.
+        // Runtimes expect dots.
         sysctls: sysctls.into_iter().map(|s| (with_dots(&s.name), s.value)).collect(),
         overhead: None,
         resources: Some(pod_resources(pod)),
     }
 }
 
-/// What the pod as a whole may use: upstream's pod-level cgroup values.
+/// The limits of the pod as a whole: upstream's pod-level cgroup values.
 pub fn pod_resources(pod: &Pod) -> LinuxContainerResources {
     let Some(spec) = &pod.spec else { return LinuxContainerResources::default() };
     let (requests, limits) = (pod_requests(spec), pod_limits(spec));
@@ -127,7 +127,7 @@ pub fn pod_resources(pod: &Pod) -> LinuxContainerResources {
     }
 }
 
-/// The namespaces of the pod's containers; `target` is the container that an ephemeral one joins.
+/// The namespaces of the pod's containers; `target` is the target container of an ephemeral one.
 pub fn namespaces(pod: &Pod, target: Option<&str>, users: &UserNamespace) -> NamespaceOption {
     let spec = pod.spec.as_ref();
     let node_or = |on_host: Option<bool>, otherwise: NamespaceMode| match on_host {
@@ -152,7 +152,7 @@ pub fn namespaces(pod: &Pod, target: Option<&str>, users: &UserNamespace) -> Nam
     options
 }
 
-/// The API's profile as the runtime's; absent means unconfined.
+/// Converts the API's profile to the runtime's; absent means unconfined.
 pub fn seccomp(profile: Option<&SeccompProfile>) -> SecurityProfile {
     let (kind, path) = match profile.map(|p| p.type_.as_str()) {
         Some("RuntimeDefault") => (ProfileType::RuntimeDefault, None),

@@ -1,17 +1,17 @@
-//! Graceful node shutdown: pods end in order before the machine does.
+//! Graceful node shutdown: pods end in order before the machine shuts down.
 //!
 //! ```text
 //! logind delays the shutdown ◄── lock ── WATCHING ── PrepareForShutdown(true) ──► ENDING
 //!                                           ▲                                       │
-//!                                           │                    node not ready, new pods refused
+//!                                           │                    node not ready, new pods rejected
 //!                                           │                    ordinary pods end, then critical ones
-//!                                           └─── (false): called off ◄── lock given back ◄┘
+//!                                           └─── (false): cancelled ◄── lock released ◄─────┘
 //! ```
 //!
-//! In: the periods of the configuration, logind's signals. Out: pods that have ended, and say why.
-//! Invariants: off unless a period is given; the lock is given back whatever became of the pods.
-//! Deviation: nothing is written into logind's configuration; a warning says what to set there, and
-//! the periods count as given.
+//! In: the configured periods, logind's signals. Out: pods that fail with the shutdown's reason.
+//! Invariants: off unless a period is given; the lock is released even if pods do not end.
+//! Deviation: logind's configuration is not changed; a warning says what to set there, and the periods
+//! apply as configured.
 //! Upstream: `pkg/kubelet/nodeshutdown`.
 
 use std::io;
@@ -30,7 +30,7 @@ use crate::names;
 use crate::node::about;
 use crate::pods::PodSet;
 
-/// Upstream: nodeShutdownReason, and what pods are told.
+/// Upstream: nodeShutdownReason, and the messages of pods.
 pub const REASON: &str = "Terminated";
 pub const MESSAGE: &str = "Pod was terminated in response to imminent node shutdown.";
 pub const REFUSED_REASON: &str = "NodeShutdown";
@@ -40,17 +40,17 @@ pub const NOT_READY: &str = "node is shutting down";
 const CRITICAL: i32 = 2_000_000_000;
 /// Upstream: dbusReconnectPeriod.
 const RECONNECT: Duration = Duration::from_secs(1);
-/// Until a bus that is not there is looked for again.
+/// Delay before the kubelet looks again for a missing bus.
 const ABSENT: Duration = Duration::from_secs(60);
 
-/// How long pods from a priority on have to end.
+/// The grace period of pods with at least this priority.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Group {
     from: i32,
     period: Duration,
 }
 
-/// In the order in which they end; the total is for all, the critical ones' is the end of it.
+/// The groups in the order of their end; the critical pods' period is the last part of `total`.
 fn groups(total: Duration, critical: Duration) -> Vec<Group> {
     let all = [
         Group { from: 0, period: total.saturating_sub(critical) },
@@ -59,13 +59,13 @@ fn groups(total: Duration, critical: Duration) -> Vec<Group> {
     all.to_vec()
 }
 
-/// The group of a pod: the last that begins at its priority or below; the first takes the rest.
+/// The group of a pod: the last one whose minimum priority it reaches, else the first.
 fn group_of(groups: &[Group], pod: &Pod) -> usize {
     let priority = pod.spec.as_ref().and_then(|spec| spec.priority).unwrap_or(0);
     groups.iter().rposition(|group| group.from <= priority).unwrap_or(0)
 }
 
-/// Watches for shutdowns for ever.
+/// Watches for shutdowns; never returns.
 pub async fn keep(context: Arc<Context>, pods: Arc<PodSet>, hurry: Arc<Notify>) {
     let config = &context.config;
     if config.shutdown_grace.is_zero() || !features::enabled(Feature::GracefulNodeShutdown) {
@@ -78,14 +78,14 @@ pub async fn keep(context: Arc<Context>, pods: Arc<PodSet>, hurry: Arc<Notify>) 
                 was_there = true;
                 let ended = follow(&context, &pods, &hurry, bus).await;
                 if let Err(error) = ended {
-                    tracing::warn!(%error, "logind is away");
+                    tracing::warn!(%error, "lost the connection to logind");
                 }
                 RECONNECT
             }
             Err(error) => {
                 if was_there {
                     let bus = config.system_bus.display();
-                    tracing::warn!(%bus, %error, "no logind: the node does not notice shutdowns");
+                    tracing::warn!(%bus, %error, "failed to connect to logind: graceful node shutdown is off");
                 }
                 was_there = false;
                 ABSENT
@@ -117,7 +117,7 @@ async fn follow(
         context.is_shutting_down.send_replace(starts);
         hurry.notify_one();
         if !starts {
-            tracing::info!("the shutdown was called off");
+            tracing::info!("the shutdown was cancelled");
             if lock.is_none() {
                 lock = Some(bus.delay_shutdown().await?);
             }
@@ -126,7 +126,7 @@ async fn follow(
         let node = context.node();
         let text = "Shutdown manager detected shutdown event";
         context.events.event_about(about(&node), EventType::Normal, "Shutdown", text);
-        // Called off meanwhile: pods that ended have ended, the others are told nothing more.
+        // If it is cancelled meanwhile, stopped pods stay stopped, and the others go on.
         tokio::select! {
             () = end_pods(context, pods) => {}
             next = bus.next() => {
@@ -150,7 +150,7 @@ async fn end_pods(context: &Context, pods: &PodSet) {
         if uids.is_empty() {
             continue;
         }
-        tracing::info!(pods = uids.len(), from = group.from, "pods end with the node");
+        tracing::info!(pods = uids.len(), from = group.from, "stopping pods for the node shutdown");
         for uid in &uids {
             pods.end_with_node(uid, group.period);
         }

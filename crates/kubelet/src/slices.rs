@@ -1,4 +1,4 @@
-//! Cgroups by way of systemd, where it owns them: slices, named and limited.
+//! Pod cgroups as systemd slices, for the systemd cgroup driver.
 //!
 //! ```text
 //! kubepods.slice                                     all pods
@@ -6,9 +6,9 @@
 //!   └ kubepods-burstable-pod<uid with _ for ->.slice a pod: the parent that the runtime gets
 //! ```
 //!
-//! In: a path of cgroup names, limits. Out: a slice's name; `systemctl` called. The runtime's first
-//! container starts the slice; what was set before holds from then on.
-//! Invariant: nobody but systemd writes below its cgroups: it would set them back.
+//! In: a path of cgroup names, limits. Out: a slice's name; calls of `systemctl`. The runtime's first
+//! container starts the slice; earlier limits apply from then on.
+//! Invariant: only systemd writes below its cgroups: it would reset other writes.
 //! Upstream: `pkg/kubelet/cm`, systemd driver (which speaks to systemd over D-Bus).
 
 use std::io;
@@ -16,20 +16,20 @@ use std::process::{Command, Stdio};
 
 use cri::LinuxContainerResources;
 
-/// The name that stands for a path: dashes part its names, so those within become underscores.
+/// The slice of a path: dashes separate its parts, so dashes within a part become underscores.
 pub fn name(path: &str) -> String {
     let parts = path.split('/').filter(|part| !part.is_empty());
     let escaped: Vec<String> = parts.map(|part| part.replace('-', "_")).collect();
     format!("{}.slice", escaped.join("-"))
 }
 
-/// Where the kernel shows it: a slice lies in those that its name begins with.
+/// Its directory in the cgroup hierarchy: a slice lies inside the slices that are its prefixes.
 pub fn directory(path: &str) -> String {
     let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
     (1..=parts.len()).map(|count| format!("/{}", name(&parts[..count].join("/")))).collect()
 }
 
-/// The limits in systemd's words.
+/// The limits as systemd properties.
 pub fn properties(limits: &LinuxContainerResources, is_v2: bool) -> Vec<String> {
     let mut out = vec![];
     if limits.cpu_shares > 0 {
@@ -39,7 +39,7 @@ pub fn properties(limits: &LinuxContainerResources, is_v2: bool) -> Vec<String> 
         });
     }
     if limits.cpu_quota > 0 && limits.cpu_period > 0 {
-        // Systemd takes hundredths of a percent; upstream rounds up to whole percents.
+        // Systemd's unit is a hundredth of a percent; upstream rounds up to whole percents.
         let percent = (limits.cpu_quota * 100 + limits.cpu_period - 1) / limits.cpu_period;
         out.push(format!("CPUQuota={percent}%"));
     }
@@ -50,7 +50,7 @@ pub fn properties(limits: &LinuxContainerResources, is_v2: bool) -> Vec<String> 
     out
 }
 
-/// Holds until the machine's next start.
+/// Sets properties until the machine restarts.
 pub fn set(slice: &str, properties: &[String]) -> io::Result<()> {
     if properties.is_empty() {
         return Ok(());
@@ -59,7 +59,7 @@ pub fn set(slice: &str, properties: &[String]) -> io::Result<()> {
     systemctl(words.into_iter().chain(properties.iter().map(String::as_str)))
 }
 
-/// Ends an empty slice and forgets its limits.
+/// Stops an empty slice and removes its limits.
 pub fn remove(slice: &str) -> io::Result<()> {
     let stopped = systemctl(["stop", slice]);
     stopped.and(systemctl(["revert", slice]))

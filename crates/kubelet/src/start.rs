@@ -1,6 +1,6 @@
-//! The worker's constructive half: volumes, sandbox, images, containers.
+//! The part of the worker that starts things: volumes, sandbox, images, containers.
 //!
-//! In: a [`Plan`]. Out: what the plan says, done, and for what could not be done a waiting reason.
+//! In: a [`Plan`]. Out: its execution, and a waiting reason for each container that did not start.
 //! Upstream: `kuberuntime_manager.go` SyncPod, `kuberuntime_container.go` startContainer.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,7 +12,6 @@ use client::{ErrorExt, EventType};
 use cri::{PodSandboxConfig, UserNamespace};
 use futures::future::{join, join_all};
 use k8s_openapi::api::core::v1::{Container, ObjectReference, Pod, PodSpec, Secret, Volume};
-use machinery::selector::Selector;
 
 use crate::claims::{Claimed, not_set_up};
 use crate::container::{Prepared, container_config};
@@ -44,11 +43,11 @@ const CRASH_LOOP: &str = "CrashLoopBackOff";
 pub(crate) struct NotStarted {
     reason: &'static str,
     message: String,
-    /// Try again no later than this.
+    /// The maximum time until the next try.
     retry_in: Option<Duration>,
 }
 
-/// A container that is not tried again before its time, whatever wakes its pod.
+/// A container that is not retried before `until`, even if its pod wakes.
 pub(crate) struct Held {
     error: NotStarted,
     until: jiff::Timestamp,
@@ -59,20 +58,20 @@ impl NotStarted {
         Self { reason, message: message.into(), retry_in: Some(Duration::from_secs(10)) }
     }
 
-    /// The container was made, and has ended: how long it waits is the back-off's to say, once
-    /// people could see why.
+    /// The container was created and has exited: after a second, in which the reason is visible, the
+    /// back-off decides when it is retried.
     fn after_creation(reason: &'static str, message: impl Into<String>) -> Self {
         Self { retry_in: Some(Duration::from_secs(1)), ..Self::new(reason, message) }
     }
 
-    /// The pod is to stop: nothing is wrong.
+    /// The pod is stopping; this is no error.
     fn stopping() -> Self {
         let (reason, retry_in) = ("ContainerCreating", Some(Duration::ZERO));
         Self { reason, message: String::new(), retry_in }
     }
 }
 
-/// Where new containers go.
+/// The sandbox of new containers.
 struct Place {
     id: String,
     config: PodSandboxConfig,
@@ -85,8 +84,8 @@ type Given = (Vec<(String, String)>, Vec<String>, Extras);
 type Refs = (BTreeSet<(String, String)>, BTreeSet<(String, String)>);
 
 impl Worker {
-    /// Carries the plan out. `Ok(None)`: something changed, look again. `Ok(Some(wait))`: nothing
-    /// can change before that time. `Err`: a failure that time may heal.
+    /// Executes the plan. `Ok(None)`: something changed, observe again. `Ok(Some(wait))`: nothing can change
+    /// before that time. `Err`: a failure to retry.
     pub(crate) async fn act(
         &mut self,
         plan: Plan,
@@ -151,7 +150,7 @@ impl Worker {
         }
     }
 
-    /// Whether one of them started, and when the first of the others is to be tried again.
+    /// Whether a container started, and when the first of the others is to be retried.
     async fn start_all(
         &mut self,
         queue: Vec<(Role, Container)>,
@@ -181,7 +180,7 @@ impl Worker {
             let retry = error.retry_in.unwrap_or(crate::worker::RELIST);
             wait = Some(wait.map_or(retry, |w: Duration| w.min(retry)));
             self.hold(&container.name, error, retry);
-            // A failed init container holds back what comes after it.
+            // A failed init container blocks those after it.
             if role == Role::Init && !is_sidecar(&container) {
                 break;
             }
@@ -189,7 +188,7 @@ impl Worker {
         (progress, wait)
     }
 
-    /// Why a container must not be tried yet.
+    /// The last failure, if the container must not be retried yet.
     fn held(&self, name: &str) -> Option<NotStarted> {
         let held = self.held.get(name)?;
         let left = Duration::try_from(held.until.duration_since(base::clock::now())).ok()?;
@@ -221,7 +220,11 @@ impl Worker {
         let sandbox = observed.ready_sandbox().ok_or(())?;
         let addresses = self.addresses(observed);
         let users = self.users().await.map_err(|error| {
-            tracing::warn!(pod = names::full(&self.pod), error, "the pod's users are not known");
+            tracing::warn!(
+                pod = names::full(&self.pod),
+                error,
+                "failed to get the pod's user namespace"
+            );
         })?;
         let config = self.sandbox_config(sandbox.attempt, &users);
         Ok(Place { id: sandbox.id.clone(), config, addresses, volumes, users })
@@ -231,7 +234,7 @@ impl Worker {
         self.pod.spec.as_ref().and_then(|spec| spec.host_users) == Some(false)
     }
 
-    /// Those that the pod's processes are. Upstream: GetOrCreateUserNamespaceMappings.
+    /// The user namespace of the pod. Upstream: GetOrCreateUserNamespaceMappings.
     async fn users(&self) -> Result<UserNamespace, String> {
         if !self.has_own_users() {
             return Ok(users::of_node());
@@ -241,8 +244,8 @@ impl Worker {
         found.map_err(|error| error.to_string())?.map_err(|error| error.to_string())
     }
 
-    /// Whether the runtime can do what `hostUsers: false` asks for. Running the pod without would
-    /// give it more rights than it asked for. Upstream: HandlerSupportsUserNamespaces.
+    /// Checks that the runtime supports `hostUsers: false`. Without support the pod must not run, because it
+    /// would get more rights than it asked for. Upstream: HandlerSupportsUserNamespaces.
     async fn check_users(&self, handler: &str) -> Result<(), String> {
         if !self.has_own_users() {
             return Ok(());
@@ -299,15 +302,15 @@ impl Worker {
                 "Failed to create pod sandbox: rpc error: code = {} desc = {error}",
                 error.code()
             );
-            tracing::warn!(pod = names::full(&self.pod), %error, "no sandbox");
+            tracing::warn!(pod = names::full(&self.pod), %error, "failed to create the pod's sandbox");
             context.tell(&self.pod, EventType::Warning, "FailedCreatePodSandBox", text);
         })?;
         let now = crate::runtime::observe(&*context.runtime, &self.uid).await.map_err(|error| {
-            tracing::warn!(pod = names::full(&self.pod), %error, "the new sandbox has no status");
+            tracing::warn!(pod = names::full(&self.pod), %error, "failed to get the status of the new sandbox");
         })?;
         let addresses = self.addresses(&now);
         self.write_hosts(&addresses).map_err(|error| {
-            tracing::warn!(pod = names::full(&self.pod), %error, "no hosts file");
+            tracing::warn!(pod = names::full(&self.pod), %error, "failed to write the pod's hosts file");
         })?;
         Ok(Place { id, config, addresses, volumes, users })
     }
@@ -321,7 +324,7 @@ impl Worker {
         })
     }
 
-    /// What the pod's RuntimeClass stands for in the runtime; nothing for its default.
+    /// The runtime handler of the pod's RuntimeClass; empty for the default.
     /// Upstream: LookupRuntimeHandler.
     async fn runtime_handler(&self) -> Result<String, String> {
         use k8s_openapi::api::node::v1::RuntimeClass;
@@ -370,7 +373,7 @@ impl Worker {
         std::fs::set_permissions(self.dir.hosts(), std::fs::Permissions::from_mode(0o644))
     }
 
-    /// Sets the pod's volumes up: containers need all of them.
+    /// Sets up the pod's volumes: containers need all of them.
     async fn prepare_volumes(&mut self, occasion: Occasion) -> Result<BTreeMap<String, Ready>, ()> {
         let (ready, _) = self.set_up_volumes(occasion).await;
         let volumes = self.pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
@@ -378,12 +381,12 @@ impl Worker {
         if names.all(|name| ready.contains_key(name)) { Ok(ready) } else { Err(()) }
     }
 
-    /// Brings the volumes of a running pod up to date; false when one of them could not be.
+    /// Updates the volumes of a running pod; false if one could not be updated.
     pub(crate) async fn refresh_volumes(&mut self) -> bool {
         self.set_up_volumes(Occasion::Running).await.1
     }
 
-    /// The volumes that are there, and whether all went well; what did not is told.
+    /// Returns the mounted volumes, and whether all succeeded. Failures become events.
     async fn set_up_volumes(&mut self, occasion: Occasion) -> (BTreeMap<String, Ready>, bool) {
         let pod = self.pod.clone();
         let (config_maps, secrets) = volume_references(&pod);
@@ -428,7 +431,7 @@ impl Worker {
         (ready, failures.is_empty())
     }
 
-    /// Objects that are there, and which of them nobody could ask for. All are waited for at once.
+    /// The objects that exist, and those that could not be read. Waits for all concurrently.
     async fn sources(&self, config_maps: &BTreeSet<String>, secrets: &BTreeSet<String>) -> Sources {
         let (namespace, objects) = (names::namespace(&self.pod), &self.context.objects);
         let all = self.references();
@@ -446,7 +449,7 @@ impl Worker {
         out
     }
 
-    /// Every ConfigMap and Secret that the pod may need at some time, with its namespace.
+    /// Every ConfigMap and Secret that the pod may need at any time, with its namespace.
     fn references(&self) -> Refs {
         let (mut maps, mut secrets) = volume_references(&self.pod);
         if let Some(spec) = &self.pod.spec {
@@ -462,7 +465,7 @@ impl Worker {
         (full(maps), full(secrets))
     }
 
-    /// Tokens by volume, and when the first of them must be replaced.
+    /// Tokens by volume, and when the first of them must be renewed.
     async fn tokens(&self) -> (BTreeMap<String, Tokens>, Option<jiff::Timestamp>) {
         let mut out: BTreeMap<String, Tokens> = BTreeMap::new();
         let mut refresh: Option<jiff::Timestamp> = None;
@@ -571,19 +574,19 @@ impl Worker {
         self.post_start(role, container, &id, place).await
     }
 
-    /// CrashLoopBackOff: a container that ended waits before it starts again.
+    /// CrashLoopBackOff: delays the restart of a container that has exited.
     fn hold_back(
         &mut self,
         role: Role,
         container: &Container,
         observed: &Observed,
     ) -> Result<(), NotStarted> {
-        // The newest that has ended: one that a probe had killed just now still runs in this picture.
+        // The newest exited run: in this observation, a container that a probe just had killed still runs.
         let exited = observed.newest_exited(&container.name);
         let Some(ended) = exited.and_then(|c| c.finished_at.or(c.created_at)) else {
             return Ok(());
         };
-        // What is changed in place makes a new start. Upstream: GetBackoffKey.
+        // A container resized in place gets a new back-off. Upstream: GetBackoffKey.
         let resources = serde_json::to_string(&container.resources).unwrap_or_default();
         let key = format!("{}/{}/{resources}", container.name, names::container_hash(container));
         let now = base::clock::now();
@@ -640,7 +643,7 @@ impl Worker {
         })
     }
 
-    /// The images that the container mounts as volumes, pulled as their volumes ask.
+    /// The images that the container mounts as volumes, pulled by the volumes' policies.
     async fn image_volumes(
         &self,
         container: &Container,
@@ -698,8 +701,8 @@ impl Worker {
         out
     }
 
-    /// Variables, CDI devices, and the rest of what device plugins have the container get; nothing if
-    /// the pod is told to stop while they are asked.
+    /// Variables, CDI devices, and the other additions of device plugins; `None` if the pod must stop during
+    /// the calls.
     async fn given(&self, container: &Container, place: &Place) -> Result<Option<Given>, String> {
         let extras = tokio::select! {
             biased;
@@ -708,7 +711,7 @@ impl Worker {
         };
         let own = self.environment(container, place).await?;
         let devices = self.context.devices.of(&self.pod, container)?;
-        // What the spec says of a variable wins.
+        // Variables of the spec win.
         let env = [extras.envs.clone(), own].concat();
         Ok(Some((env, [devices, extras.cdi_devices.clone()].concat(), extras)))
     }
@@ -736,10 +739,9 @@ impl Worker {
         }
         let links = pod.spec.as_ref().and_then(|s| s.enable_service_links) != Some(false);
         let home = names::namespace(pod);
-        let lister = self.context.services.lister();
-        let mut services =
-            if links { lister.list(Some(home), &Selector::default()) } else { vec![] };
-        services.extend(lister.get("default", "kubernetes"));
+        let known = &self.context.known_services;
+        let mut services = if links { known.objects(Some(home)) } else { vec![] };
+        services.extend(self.context.services.lister().get("default", "kubernetes"));
         let variables = env::service_variables(services.iter().map(AsRef::as_ref), home, links);
         let allocatable = self.context.allocatable();
         let around = Surroundings {
@@ -752,7 +754,7 @@ impl Worker {
             .map_err(|error| error.to_string())
     }
 
-    /// What the files say that the container's variables come from.
+    /// The values of the container's variables that come from files.
     async fn file_values(&self, container: &Container, place: &Place) -> FileValues {
         let mut out = FileValues::new();
         for from in env::file_references(container) {
@@ -768,7 +770,7 @@ impl Worker {
                 Ok(value) => Ok((value, shown)),
                 Err(error) => {
                     let pod = names::full(&self.pod);
-                    tracing::warn!(pod, file = shown, error, "a file with variables is not read");
+                    tracing::warn!(pod, file = shown, error, "failed to read the environment file");
                     Err(EnvError::File)
                 }
             };
@@ -777,7 +779,7 @@ impl Worker {
         out
     }
 
-    /// One more than the last run that anybody remembers.
+    /// One more than the last known run.
     fn next_attempt(&self, name: &str, observed: &Observed) -> u32 {
         let seen = observed.container(name).map(|c| c.attempt + 1);
         let lists = [&self.published.init_container_statuses, &self.published.container_statuses];
@@ -785,7 +787,7 @@ impl Worker {
         let known = statuses.find(|s| s.name == name);
         let ended = |s: &k8s_openapi::api::core::v1::ContainerStatus| {
             let last = s.last_state.as_ref().and_then(|last| last.terminated.as_ref());
-            // A run that was removed so that all start anew is counted already.
+            // A run that was removed by a restart of all containers is counted already.
             last.is_some_and(|last| last.reason.as_deref() != Some(RESTARTING))
         };
         let ran =
@@ -795,7 +797,7 @@ impl Worker {
         seen.unwrap_or(0).max(told.unwrap_or(0))
     }
 
-    /// The container whose processes an ephemeral one asks to see.
+    /// The target container of an ephemeral container.
     fn target_of(&self, role: Role, name: &str, observed: &Observed) -> Option<String> {
         if role != Role::Ephemeral {
             return None;
@@ -825,7 +827,7 @@ impl Worker {
         };
         let (Outcome::Failure(text) | Outcome::Error(text)) = outcome else { return Ok(()) };
         let about = reference(&self.pod, Some((role, &container.name)));
-        // Without the text, which may have secrets in it.
+        // Without the text, which may contain secrets.
         let told = "PostStartHook failed";
         self.context.events.event_about(about, EventType::Warning, "FailedPostStartHook", told);
         let grace = self.grace();
@@ -835,8 +837,8 @@ impl Worker {
     }
 }
 
-/// A runtime records a container that did not start as one that has ended. One that still waits to
-/// be started would be found by nobody: the next try makes another.
+/// Removes a container that was created and never started: nothing else would remove it, because the
+/// next try creates another. A runtime records a failed start as an exit, which stays.
 async fn forget_if_never_run(runtime: &dyn cri::Runtime, id: &str) {
     let status = runtime.container_status(id).await;
     if status.is_ok_and(|status| status.state() == cri::ContainerState::Created) {
@@ -844,7 +846,7 @@ async fn forget_if_never_run(runtime: &dyn cri::Runtime, id: &str) {
     }
 }
 
-/// The containers to start, in their order.
+/// The containers to start, in order.
 fn in_order(plan: &Plan, spec: &PodSpec) -> Vec<(Role, Container)> {
     let ephemeral = spec.ephemeral_containers.as_deref().unwrap_or_default();
     let inits = spec.init_containers.as_deref().unwrap_or_default();
@@ -856,7 +858,7 @@ fn in_order(plan: &Plan, spec: &PodSpec) -> Vec<(Role, Container)> {
     ephemeral.chain(inits).chain(main).collect()
 }
 
-/// One lifecycle hook. There is no time limit but the caller's.
+/// Runs a lifecycle hook. Only the caller limits its time.
 pub(crate) async fn run_hook(
     runtime: &dyn cri::Runtime,
     pod: &Pod,
@@ -880,7 +882,7 @@ pub(crate) async fn run_hook(
     if let Some(action) = &hook.http_get {
         let ip = addresses.pod.first().copied();
         return match handler::http_get(action, container, ip, FOREVER).await {
-            // Upstream: any answer will do.
+            // Upstream: any HTTP status counts as success.
             Outcome::Failure(text) if text.contains("statuscode") => Outcome::Success,
             other => other,
         };
@@ -891,7 +893,7 @@ pub(crate) async fn run_hook(
     Outcome::Success
 }
 
-/// Where the pod's claims are mounted; devices are no place to look at.
+/// The directories of the pod's claims; block devices have none.
 fn paths_of_claims(pod: &Pod, ready: &BTreeMap<String, Ready>) -> BTreeMap<String, PathBuf> {
     let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
     let claims = volumes.filter(|v| v.persistent_volume_claim.is_some() || v.ephemeral.is_some());
@@ -913,7 +915,7 @@ fn volume_references(pod: &Pod) -> (BTreeSet<String>, BTreeSet<String>) {
 
 type Answers<'a, T> = Vec<(&'a String, Result<Option<Arc<T>>, ObjectError>)>;
 
-/// Objects that are there, apart from errors.
+/// Separates the objects that exist from the errors.
 fn sort<T>(
     answers: Answers<'_, T>,
     there: &mut BTreeMap<String, Arc<T>>,

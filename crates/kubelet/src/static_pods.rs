@@ -1,8 +1,8 @@
 //! Static pods: manifests in a directory on this node, no API needed.
 //!
-//! In: files (YAML or JSON, one pod each); inotify tells of changes. Out: pods with names, uids and
-//! annotations as upstream gives them, so that mirrors can be matched.
-//! Invariant: the same file gives the same uid, another content another uid.
+//! In: files (YAML or JSON, one pod each), watched by inotify. Out: pods with upstream's names, uids and
+//! annotations, so that mirrors can be matched.
+//! Invariant: the same file gives the same uid, other content another uid.
 //! Upstream: `pkg/kubelet/config/{file,common}.go`.
 
 use std::collections::BTreeMap;
@@ -15,12 +15,12 @@ use sha2::{Digest, Sha256};
 
 use crate::names;
 
-/// Files are read again after this long even if inotify says nothing (network file systems).
+/// How often files are read again without an inotify event (network file systems send none).
 const RESCAN: Duration = Duration::from_secs(60);
-/// An editor writes a file in steps: changes settle first.
+/// An editor writes a file in steps: wait until the changes settle.
 const SETTLE: Duration = Duration::from_millis(50);
 
-/// Reads all manifests. A file that is no pod is reported and skipped.
+/// Reads all manifests. An invalid file is logged and skipped.
 pub fn read_all(path: &Path, node_name: &str) -> BTreeMap<String, Pod> {
     let mut files: Vec<PathBuf> = match std::fs::read_dir(path) {
         Ok(entries) => entries.flatten().map(|entry| entry.path()).collect(),
@@ -37,7 +37,7 @@ pub fn read_all(path: &Path, node_name: &str) -> BTreeMap<String, Pod> {
         let text = match std::fs::read_to_string(&file) {
             Ok(text) => text,
             Err(error) => {
-                tracing::warn!(file = %file.display(), %error, "a manifest cannot be read");
+                tracing::warn!(file = %file.display(), %error, "failed to read the manifest");
                 continue;
             }
         };
@@ -45,13 +45,15 @@ pub fn read_all(path: &Path, node_name: &str) -> BTreeMap<String, Pod> {
             Ok(pod) => {
                 out.insert(names::uid(&pod).to_string(), pod);
             }
-            Err(error) => tracing::warn!(file = %file.display(), error, "a manifest is no pod"),
+            Err(error) => {
+                tracing::warn!(file = %file.display(), error, "failed to parse the manifest as a pod")
+            }
         }
     }
     out
 }
 
-/// One manifest as a pod of this node.
+/// Parses a manifest as a pod of this node.
 pub fn parse(text: &str, file: &Path, node_name: &str) -> Result<Pod, String> {
     let value: serde_json::Value = serde_saphyr::from_str(text).map_err(|e| e.to_string())?;
     if value["kind"] != "Pod" || value["apiVersion"] != "v1" {
@@ -79,7 +81,7 @@ pub fn parse(text: &str, file: &Path, node_name: &str) -> Result<Pod, String> {
     Ok(pod)
 }
 
-/// The defaults that the API server would have set and that decisions here rely on.
+/// Sets the defaults of the API server that the kubelet relies on.
 fn set_defaults(pod: &mut Pod, node_name: &str) {
     let Some(spec) = &mut pod.spec else { return };
     spec.node_name = Some(node_name.into());
@@ -115,7 +117,7 @@ fn set_defaults(pod: &mut Pod, node_name: &str) {
     pod.status.get_or_insert_default().phase.get_or_insert_with(|| "Pending".into());
 }
 
-/// The mirror as it is created in the API.
+/// The mirror pod to create in the API.
 pub fn mirror_of(pod: &Pod, node_uid: Option<&str>, node_name: &str) -> Pod {
     let mut mirror = pod.clone();
     let hash = names::annotation(pod, names::CONFIG_HASH).unwrap_or_default().to_string();
@@ -136,7 +138,7 @@ pub fn mirror_of(pod: &Pod, node_uid: Option<&str>, node_name: &str) -> Pod {
     mirror
 }
 
-/// Calls `changed` with all static pods, now and after every change. Ends only with its task.
+/// Calls `changed` with all static pods, now and after every change. Never returns.
 pub async fn watch(path: PathBuf, node_name: String, changed: impl Fn(BTreeMap<String, Pod>)) {
     let open = || FileWatch::directory_and_writes(&path).ok();
     let mut events = open();
@@ -187,7 +189,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn changes_are_noticed() {
+    async fn changes_are_detected() {
         let dir = tempfile::tempdir().expect("a directory");
         let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
         let watching = watch(dir.path().into(), "n".into(), move |pods| {

@@ -1,7 +1,7 @@
-//! The pod's status as the API shows it, from what runs.
+//! Computes the pod's API status from its running containers.
 //!
-//! In: the pod, [`Observed`], probe results, why containers wait, the status before. Out: a
-//! `PodStatus`. Pure.
+//! In: the pod, [`Observed`], probe results, waiting reasons, the previous status. Out: a `PodStatus`.
+//! Pure.
 //! Invariants: a phase never leaves Succeeded or Failed; a restart count never goes down;
 //! `lastTransitionTime` changes exactly when a condition's status does.
 //! Upstream: `kubelet_pods.go` generateAPIPodStatus, `pkg/kubelet/status/generate.go`.
@@ -30,37 +30,37 @@ use crate::resources::{
     milli_quantity, pod_limits, pod_requests, qos_class,
 };
 
-/// Why a container waits, and how its last run ended, while all of its pod's start anew.
+/// The waiting reason, and the reason of the last exit, during a restart of all containers.
 pub const RESTARTING: &str = "RestartingAllContainers";
 const REMOVED: &str = "The container is removed because RestartAllContainers in place";
 
-/// Everything besides the pod itself.
+/// All inputs besides the pod itself.
 pub struct Facts<'a> {
     pub observed: &'a Observed,
-    /// Why a container does not start, by name: (reason, message).
+    /// Waiting reasons of containers, by name: (reason, message).
     pub waiting: &'a BTreeMap<String, (String, String)>,
     /// By container id: (startup passed, ready).
     pub probes: &'a BTreeMap<String, (bool, bool)>,
     pub host_ips: &'a [IpAddr],
-    /// `decapod`, as in `decapod://<id>`.
+    /// The prefix in `decapod://<id>`.
     pub runtime_name: &'a str,
-    /// The pod is being stopped for good: what does not run will not run again.
+    /// The pod is being stopped for good: no container starts again.
     pub terminal: bool,
     /// Set by admission, eviction, or the active deadline: (phase, reason, message).
     pub forced: Option<&'a (String, String, String)>,
-    /// How far a resize is.
+    /// The conditions of a resize.
     pub resize: &'a [PodCondition],
     pub now: Timestamp,
 }
 
-/// The status to publish. `before` is the last one that was published or read from the API.
+/// The status to publish. `before` is the status last published, or read from the API.
 pub fn pod_status(pod: &Pod, before: &PodStatus, facts: &Facts<'_>) -> PodStatus {
     let default_spec = PodSpec::default();
     let spec = pod.spec.as_ref().unwrap_or(&default_spec);
     let old = PreviousStatuses::of(before);
     let mut by_role: BTreeMap<Role, Vec<ContainerStatus>> = BTreeMap::new();
     let has_init = spec.init_containers.iter().flatten().next().is_some();
-    // A pod that was refused never had containers: its reason is all there is to show.
+    // A rejected pod never had containers: only its reason is shown.
     let refused = (facts.forced.is_some() || before.phase.as_deref() == Some("Failed"))
         && *facts.observed == Observed::default()
         && before.container_statuses.is_none();
@@ -94,14 +94,14 @@ pub fn pod_status(pod: &Pod, before: &PodStatus, facts: &Facts<'_>) -> PodStatus
     set_phase(pod, spec, before, facts, &mut status);
     set_addresses(spec, before, facts, &mut status);
     status.conditions = Some(conditions(pod, spec, before, facts, &status));
-    // As upstream shows them: init containers as they run, the others by their names.
+    // Upstream's order: init containers in start order, the others by name.
     for list in [&mut status.container_statuses, &mut status.ephemeral_container_statuses] {
         list.iter_mut().for_each(|list| list.sort_by(|a, b| a.name.cmp(&b.name)));
     }
     status
 }
 
-/// Sums in thousandths as the API writes them.
+/// Sums in thousandths, in the API's form.
 fn quantities(sums: BTreeMap<String, i64>) -> Option<ResourceList> {
     let one = |(name, amount): (String, i64)| {
         let told = match name.as_str() {
@@ -151,7 +151,7 @@ fn set_addresses(spec: &PodSpec, before: &PodStatus, facts: &Facts<'_>, out: &mu
     if ips.is_empty() && matches!(out.phase.as_deref(), Some("Succeeded" | "Failed"))
         || facts.terminal
     {
-        // The address stays visible after the sandbox is gone.
+        // The address stays in the status after the sandbox is removed.
         if ips.is_empty() {
             out.pod_ip = before.pod_ip.clone();
             out.pod_ips = before.pod_ips.clone();
@@ -163,11 +163,11 @@ fn set_addresses(spec: &PodSpec, before: &PodStatus, facts: &Facts<'_>, out: &mu
         (!ips.is_empty()).then(|| ips.iter().map(|ip| PodIP { ip: ip.to_string() }).collect());
 }
 
-/// What containers without a run wait for.
+/// The state of the pod that determines why containers without a run wait.
 #[derive(Clone, Copy)]
 struct Context {
     behind_init: bool,
-    /// All start anew.
+    /// All containers restart.
     restarting: bool,
 }
 
@@ -220,7 +220,7 @@ fn container_status(
     status
 }
 
-/// The previous run, when the runtime no longer has it but the API saw it.
+/// The previous run, if the runtime no longer has it but the published status does.
 fn carried_last_state(
     before: Option<&ContainerStatus>,
     newest: &ObservedContainer,
@@ -310,8 +310,8 @@ fn from_observed(
     }
 }
 
-/// What was granted, corrected by what the runtime says that it enforces. Amounts too small for the
-/// kernel are shown as granted.
+/// The granted resources, corrected by those that the runtime enforces. Amounts too small for the kernel
+/// are shown as granted.
 fn resources_of(container: &Container, seen: &ObservedContainer) -> ResourceRequirements {
     let mut out = container.resources.clone().unwrap_or_default();
     let Some(actual) = seen.resources.as_ref().filter(|_| seen.state == State::Running) else {
@@ -357,7 +357,7 @@ fn waits(status: Option<&ContainerStatus>) -> bool {
     state.is_none_or(|state| state.running.is_none() && state.terminated.is_none())
 }
 
-/// A container that was removed so that all start anew.
+/// The status of a container that was removed by a restart of all containers.
 fn removed(container: &Container, before: Option<&ContainerStatus>) -> ContainerStatus {
     let last = ContainerStateTerminated {
         reason: Some(RESTARTING.into()),
@@ -376,7 +376,7 @@ fn removed(container: &Container, before: Option<&ContainerStatus>) -> Container
     }
 }
 
-/// A container that the runtime does not have: not yet, or no longer.
+/// The status of a container that the runtime does not have: not yet, or no longer.
 fn absent(
     container: &Container,
     before: Option<&ContainerStatus>,
@@ -401,7 +401,7 @@ fn absent(
         status.image_id = before.image_id.clone();
         status.image = before.image.clone();
     } else if state.running.is_some() {
-        // It ran when it was last seen, and nobody can say how it ended.
+        // It ran when it was last observed, and its exit code is unknown.
         let lost = ContainerState {
             terminated: Some(ContainerStateTerminated {
                 reason: Some("ContainerStatusUnknown".into()),
@@ -485,7 +485,7 @@ fn conditions(
     let has_sandbox = facts.observed.ready_sandbox().is_some_and(|s| on_host || !s.ips.is_empty());
     let containers_ready = containers_ready(spec, status);
     let ready = pod_ready(spec, before, &containers_ready);
-    // The first one has a gate.
+    // Behind a feature gate: the first one.
     let computed = [
         ("PodReadyToStartContainers", Verdict::plain(has_sandbox)),
         ("Initialized", initialized(pod, spec, before, facts, status)),
@@ -494,7 +494,7 @@ fn conditions(
         ("PodScheduled", Verdict::plain(true)),
     ];
     let mut out: Vec<PodCondition> = vec![];
-    // Conditions of others (gates, DisruptionTarget, ...) stay.
+    // Conditions of other writers (readiness gates, DisruptionTarget, ...) stay.
     for condition in before.conditions.iter().flatten() {
         let ours = [PENDING, IN_PROGRESS, ALL_RESTARTING].contains(&condition.type_.as_str());
         if !ours && !computed.iter().any(|(name, _)| *name == condition.type_) {
@@ -601,7 +601,7 @@ fn initialized(
         })
         .map(|(container, _)| container.name.as_str())
         .collect();
-    // Who was initialized once stays so, also when all containers start anew.
+    // An initialized pod stays so, also while all containers restart.
     let was =
         before.conditions.iter().flatten().any(|c| c.type_ == "Initialized" && c.status == "True");
     let stays = was && features::enabled(Feature::RestartAllContainersOnContainerExits);
@@ -746,9 +746,9 @@ pub(crate) mod tests {
         assert_eq!(after.phase.as_deref(), Some("Failed"));
     }
 
-    /// Nor does the next kubelet, which did not refuse it, show any.
+    /// The next kubelet, which did not reject it itself, shows none, either.
     #[test]
-    fn a_refused_pod_never_had_containers() {
+    fn a_rejected_pod_shows_no_containers() {
         let text = |text: &str| Some(text.to_owned());
         let before = PodStatus {
             phase: text("Failed"),
@@ -760,9 +760,9 @@ pub(crate) mod tests {
         assert_eq!(after.container_statuses, None);
     }
 
-    /// A pod whose container's end has all start anew: before, while they go, after.
+    /// All containers restart because of one exit: the status before, during and after.
     #[test]
-    fn all_containers_start_anew() {
+    fn all_containers_restart() {
         let spec = || {
             json!({"restartPolicy": "Never", "initContainers": [{"name": "i"}],
                 "containers": [{"name": "b"}, {"name": "a", "restartPolicy": "Never",
@@ -829,7 +829,11 @@ pub(crate) mod tests {
         let names = lists.map(|list| {
             list.into_iter().flatten().map(|one| one.name).collect::<Vec<_>>().join(" ")
         });
-        assert_eq!(names, ["z y", "a b c", "e f"], "init containers as they run, others by name");
+        assert_eq!(
+            names,
+            ["z y", "a b c", "e f"],
+            "init containers in start order, others by name"
+        );
     }
 
     #[test]
@@ -892,7 +896,7 @@ pub(crate) mod tests {
         let main = &status.container_statuses.as_ref().expect("statuses")[0];
         let waiting = main.state.as_ref().and_then(|s| s.waiting.as_ref()).expect("waiting");
         assert_eq!(waiting.reason.as_deref(), Some("PodInitializing"));
-        // Upstream: every container of such a pod, the init containers too.
+        // Upstream: every container of such a pod waits so, the init containers, too.
         let first = status_of(spec.clone(), vec![], &PodStatus::default());
         let init = &first.init_container_statuses.as_ref().expect("statuses")[0];
         let waiting = init.state.as_ref().and_then(|s| s.waiting.as_ref()).expect("waiting");

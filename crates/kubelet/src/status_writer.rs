@@ -1,8 +1,8 @@
-//! Writes one pod's status to the API, the latest only, until it is there.
+//! Writes one pod's status to the API: only the latest, with retries.
 //!
 //! In: statuses from the pod's worker. Out: PATCHes of `/status`, in order, never two at once.
-//! Invariants: the worker never waits for the API, except where it must not go on before the status
-//! is known ([`StatusWriter::settled`]); a pod of another uid is never written.
+//! Invariants: the worker does not wait for the API, except where the API must have the status before it
+//! goes on ([`StatusWriter::settled`]); a pod of another uid is never written.
 //! Upstream: `pkg/kubelet/status/status_manager.go`, with its strategic merge patches.
 
 use std::sync::Arc;
@@ -26,14 +26,14 @@ struct Wanted {
     generation: u64,
 }
 
-/// The worker's end.
+/// The worker's handle.
 pub struct StatusWriter {
     wanted: watch::Sender<Wanted>,
     written: watch::Receiver<u64>,
 }
 
 impl StatusWriter {
-    /// `pod` gives the identity: for a static pod its mirror is written, whatever uid it has.
+    /// `pod` gives the identity; for a static pod, its mirror of any uid is written.
     pub fn new(context: Arc<Context>, tasks: &Tasks, pod: Arc<Pod>) -> Self {
         let (wanted, wanted_out) = watch::channel(Wanted::default());
         let (written_in, written) = watch::channel(0);
@@ -48,11 +48,11 @@ impl StatusWriter {
         });
     }
 
-    /// Resolves when the API has what was set last (or no longer has the pod).
+    /// Resolves when the API has the latest status (or no longer has the pod).
     pub async fn settled(&self) {
         let target = self.wanted.borrow().generation;
         let mut written = self.written.clone();
-        // An error means that the writer ended: the group stops.
+        // An error means that the writer has ended with its task group.
         let _ = written.wait_for(|generation| *generation >= target).await;
     }
 }
@@ -80,7 +80,7 @@ async fn write_all(
                     tracing::debug!(
                         pod = names::full(&pod),
                         error = error.text(),
-                        "a status is not written yet"
+                        "failed to update the pod's status"
                     );
                     tokio::time::sleep(backoff.step()).await;
                 }
@@ -93,7 +93,7 @@ fn version(pod: &Pod) -> u64 {
     pod.metadata.resource_version.as_deref().and_then(|v| v.parse().ok()).unwrap_or(0)
 }
 
-/// The API's object as we know it best: the watch's, or the answer to our last write.
+/// The newest known API object: the watch's, or the answer to our last write.
 fn newest(context: &Context, pod: &Pod, last: Option<&Pod>) -> Option<Pod> {
     let cached = context.pods.lister().get(names::namespace(pod), names::name(pod));
     let is_ours =
@@ -115,7 +115,7 @@ async fn write(
     let is_static = names::is_static(pod);
     let base = match newest(context, pod, last.as_ref()) {
         Some(base) => base,
-        // A mirror that does not exist (yet): nothing to write to.
+        // A mirror that does not exist (yet) cannot be written.
         None if is_static => return Ok(()),
         None => pod.clone(),
     };
@@ -125,8 +125,12 @@ async fn write(
         && error.is_invalid()
     {
         let error = error.text();
-        tracing::warn!(pod = names::full(pod), error, "the containers' statuses are refused");
-        // Phase, conditions and addresses must not wait for them.
+        tracing::warn!(
+            pod = names::full(pod),
+            error,
+            "the API server rejected the containers' statuses"
+        );
+        // Phase, conditions and addresses are written without them.
         let Some(rest) = without_containers(fields) else { return Ok(()) };
         sent = send(context, &base, &rest).await;
     }
@@ -136,12 +140,16 @@ async fn write(
             Ok(())
         }
         Err(error) if error.is_not_found() => Ok(()),
-        // It stays refused; a pod that is deleted must not wait for it.
+        // A retry would fail again, and the deletion of the pod must not wait for it.
         Err(error) if error.is_invalid() => {
-            tracing::warn!(pod = names::full(pod), error = error.text(), "a status is refused");
+            tracing::warn!(
+                pod = names::full(pod),
+                error = error.text(),
+                "the API server rejected the pod's status"
+            );
             Ok(())
         }
-        // Another pod of that name, or a patch that lost its race, or a webhook's word.
+        // Another pod of that name, a patch that lost a race, or a webhook's decision.
         Err(error) if error.is_conflict() => match standing(context, &base).await? {
             None => Ok(()),
             Some(now) => {
@@ -161,15 +169,15 @@ async fn send(context: &Context, base: &Pod, fields: &Value) -> client::Result<B
     context.client.call(Method::PATCH, &path, kind, patch.to_string()).await
 }
 
-/// What else there is to tell; `None`: nothing.
+/// The other changed fields; `None` if there are none.
 fn without_containers(mut fields: Value) -> Option<Value> {
     let all = fields.as_object_mut()?;
     all.retain(|name, _| !name.ends_with("ontainerStatuses"));
     (!all.is_empty()).then_some(fields)
 }
 
-/// The pod as the API has it now. `None` when it is gone, or when another has its name: then nobody
-/// waits for its status any more.
+/// The API's current pod. `None` if it is deleted, or another pod has its name: then its status is not
+/// needed any more.
 async fn standing(context: &Context, pod: &Pod) -> client::Result<Option<Pod>> {
     let path = format!("/api/v1/namespaces/{}/pods/{}", names::namespace(pod), names::name(pod));
     match context.client.get::<Pod>(&path).await {
@@ -179,7 +187,7 @@ async fn standing(context: &Context, pod: &Pod) -> client::Result<Option<Pod>> {
     }
 }
 
-/// The strategic merge patch from one status to another; `None` when they are equal.
+/// The strategic merge patch from one status to another; `None` if they are equal.
 pub fn changes(old: Option<&PodStatus>, new: &PodStatus) -> Option<Value> {
     let tree = |status: &PodStatus| match serde_json::to_value(status) {
         Ok(Value::Object(fields)) => fields,
@@ -200,7 +208,7 @@ pub fn changes(old: Option<&PodStatus>, new: &PodStatus) -> Option<Value> {
         out.insert(key.clone(), value);
     }
     for key in old.keys().filter(|key| !new.contains_key(*key)) {
-        // Fields that other components own stay.
+        // Fields of other components stay.
         if !matches!(key.as_str(), "resize" | "nominatedNodeName" | "resourceClaimStatuses") {
             out.insert(key.clone(), Value::Null);
         }
@@ -210,15 +218,15 @@ pub fn changes(old: Option<&PodStatus>, new: &PodStatus) -> Option<Value> {
 
 const OWN: [&str; 2] = [crate::allocation::PENDING, crate::allocation::IN_PROGRESS];
 
-/// For lists that merge by `key`: what is new or different, and deletions of addresses that are
-/// gone. Conditions stay, as others add theirs, but for those of a resize that is over.
+/// For lists that merge by `key`: new and changed items, and deletions of removed addresses. Conditions
+/// stay, because others add theirs, except those of a finished resize.
 fn changed_items(old: Option<&Value>, new: &Value, key: &str) -> Value {
     let items = |list: Option<&Value>| list.and_then(Value::as_array).cloned().unwrap_or_default();
     let (old, new) = (items(old), items(Some(new)));
     let mut out: Vec<Value> = vec![];
     for item in new.iter().filter(|item| !old.contains(item)) {
         let mut item = item.clone();
-        // Items merge field by field: what is no longer there must be taken away.
+        // Items merge field by field: removed fields must be set to null.
         let before = old.iter().find(|o| o[key] == item[key]).and_then(Value::as_object);
         for name in before.into_iter().flat_map(Map::keys) {
             if item.get(name).is_none() {
@@ -248,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_without_containers() {
+    fn the_patch_without_containers() {
         let statuses = json!({"containerStatuses": [], "initContainerStatuses": [], "ephemeralContainerStatuses": []});
         assert_eq!(without_containers(statuses.clone()), None);
         let mut more = statuses;

@@ -1,9 +1,9 @@
-//! The worker's destructive half: hooks, signals, grace.
+//! The part of the worker that stops things: hooks, signals, grace periods.
 //!
-//! In: containers that must end. Out: they have ended.
+//! In: containers that must stop. Out: they have exited.
 //! Order at a pod's end: main containers together, then sidecars one by one, the last started
-//! first; then the sandbox. A shorter grace period that arrives meanwhile counts at once. Readiness
-//! probes go on meanwhile, and their verdicts are published: Services ask.
+//! first; then the sandbox. A shorter grace period that arrives meanwhile applies at once. Readiness
+//! probes continue meanwhile, and their results are published for Services.
 //! Upstream: `kuberuntime_container.go` killContainer, `kuberuntime_termination_order.go`,
 //! `status_manager.go` SetContainerReadiness.
 
@@ -27,14 +27,14 @@ use crate::runtime::observe;
 use crate::start::run_hook;
 use crate::worker::{Input, Next, Worker};
 
-/// After a hook used the grace period up, this much is left for the signal.
+/// The minimum time for the signal after a hook has used up the grace period.
 const MINIMUM: Duration = Duration::from_secs(2);
 
 fn grace_of(input: &Input) -> Duration {
     let meta = &input.pod.metadata;
     let spec = input.pod.spec.as_ref().and_then(|s| s.termination_grace_period_seconds);
     let seconds = match meta.deletion_grace_period_seconds {
-        // Removed without a deletion that we saw: forced.
+        // Removed without an observed deletion: a forced deletion.
         _ if input.removed && !names::is_static(&input.pod) => 0,
         Some(seconds) => seconds,
         None => spec.unwrap_or(30),
@@ -44,17 +44,17 @@ fn grace_of(input: &Input) -> Duration {
 }
 
 impl Worker {
-    /// How long the pod's containers have to end.
+    /// The grace period of the pod's containers.
     pub(crate) fn grace(&self) -> Duration {
         grace_of(&self.input.borrow())
     }
 
-    /// Ends all containers and the sandbox of a pod that will not run again.
+    /// Stops all containers and the sandbox of a pod that will not run again.
     pub(crate) async fn stop_containers(&mut self) -> Result<(), Next> {
         loop {
             let runtime = self.context.runtime.clone();
             let observed = observe(&*runtime, &self.uid).await.map_err(|error| {
-                tracing::warn!(pod = names::full(&self.pod), %error, "the runtime does not answer");
+                tracing::warn!(pod = names::full(&self.pod), %error, "failed to observe the pod in the runtime");
                 Next::Wait(MINIMUM)
             })?;
             let grace = self.grace();
@@ -80,7 +80,7 @@ impl Worker {
                 }
             };
             if again {
-                // Hooks ran or were given up; only signals are left.
+                // Hooks have finished or were cancelled; only signals are left.
                 self.hooked.extend(observed.running().map(|c| c.id.clone()));
                 continue;
             }
@@ -103,18 +103,18 @@ impl Worker {
         Ok(())
     }
 
-    /// For a pod that starts anew: everything of the old sandbox ends.
+    /// Stops everything of the old sandbox, for a pod that is recreated.
     pub(crate) async fn stop_everything(&mut self, observed: &Observed) {
         let grace = self.grace();
         self.stopping().stop_all(observed, grace).await;
         for sandbox in &observed.sandboxes {
             if let Err(error) = self.context.runtime.stop_pod_sandbox(&sandbox.id).await {
-                tracing::warn!(pod = names::full(&self.pod), %error, "a sandbox does not stop");
+                tracing::warn!(pod = names::full(&self.pod), %error, "failed to stop the sandbox");
             }
         }
     }
 
-    /// One container that will be replaced, or that failed a probe.
+    /// Stops one container that will be replaced, or that failed a probe.
     pub(crate) async fn stop_for_restart(&self, observed: &Observed, kill: &Kill) {
         let known = find_container(&self.pod, &kill.name).unwrap_or_else(|| {
             (Role::Main, Container { name: kill.name.clone(), ..Container::default() })
@@ -132,7 +132,7 @@ impl Worker {
         }
     }
 
-    /// All containers are to start anew: these leave the runtime, without hooks. Their logs stay.
+    /// Removes containers without hooks, for a restart of all containers. Their logs stay.
     pub(crate) async fn remove_for_restart(&mut self, all: &[Remove]) -> Result<(), ()> {
         self.waiting.clear();
         for one in all {
@@ -144,7 +144,7 @@ impl Worker {
             }
             match self.context.runtime.remove_container(&one.id).await {
                 Err(error) if !error.is_not_found() => {
-                    tracing::warn!(pod = names::full(&self.pod), container = one.name, %error, "a container is not removed yet");
+                    tracing::warn!(pod = names::full(&self.pod), container = one.name, %error, "failed to remove the container");
                     return Err(());
                 }
                 _ => {}
@@ -153,7 +153,7 @@ impl Worker {
         Ok(())
     }
 
-    /// What ends containers needs of the worker, which meanwhile goes on to publish.
+    /// The data for stopping containers, while the worker continues to publish.
     pub(crate) fn stopping(&self) -> Stopping {
         let ips = self.published.pod_ips.iter().flatten().filter_map(|ip| ip.ip.parse().ok());
         Stopping {
@@ -168,7 +168,7 @@ impl Worker {
 pub(crate) struct Stopping {
     context: Arc<Context>,
     pod: Arc<Pod>,
-    /// Containers whose hook ran already.
+    /// Containers whose hook has already run.
     hooked: HashSet<String>,
     addresses: Addresses,
 }
@@ -207,7 +207,7 @@ impl Stopping {
         }
     }
 
-    /// The `Killing` event, the hook, the signal, the end.
+    /// Sends the `Killing` event, runs the hook, and stops the container.
     pub(crate) async fn stop_container(
         &self,
         role: Role,
@@ -240,7 +240,7 @@ impl Stopping {
             Ok(()) => {}
             Err(error) if error.is_not_found() => {}
             Err(error) => {
-                tracing::warn!(pod = names::full(&self.pod), container = container.name, %error, "a container does not stop");
+                tracing::warn!(pod = names::full(&self.pod), container = container.name, %error, "failed to stop the container");
             }
         }
     }

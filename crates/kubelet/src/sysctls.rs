@@ -1,15 +1,15 @@
 //! Which sysctls pods may set.
 //!
-//! In: patterns that the node's owner allows, the kernel's version, a pod. Out: admitted, or
+//! In: patterns that the administrator allows, the kernel's version, a pod. Out: admitted, or
 //! `SysctlForbidden`. A pattern is a name, or a prefix with `*` at its end.
-//! Invariant: every pattern is known to belong to a namespace that pods have of their own.
+//! Invariant: every pattern is known to be namespaced.
 //! Upstream: `pkg/kubelet/sysctl`, `component-helpers/node/util/sysctl`.
 
 use k8s_openapi::api::core::v1::Pod;
 
 use crate::admit::Rejection;
 
-/// Sysctls that harm nobody but the pod itself, and the kernel from which they are namespaced.
+/// Safe sysctls, and the kernel version from which they are namespaced.
 const SAFE: [(&str, (u32, u32)); 12] = [
     ("kernel.shm_rmid_forced", (0, 0)),
     ("net.ipv4.ip_local_port_range", (0, 0)),
@@ -27,7 +27,7 @@ const SAFE: [(&str, (u32, u32)); 12] = [
 
 const LONGEST: usize = 253;
 
-/// Why a pattern cannot be allowed.
+/// Why a pattern is not allowed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SysctlError {
     #[error(
@@ -58,7 +58,7 @@ struct Allowed {
 pub struct Sysctls(Vec<Allowed>);
 
 impl Default for Sysctls {
-    /// Those that are safe on this machine's kernel.
+    /// The sysctls that are safe on this machine's kernel.
     fn default() -> Self {
         let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
         Self::safe(&release)
@@ -66,7 +66,7 @@ impl Default for Sysctls {
 }
 
 impl Sysctls {
-    /// The safe ones of this machine's kernel, and these.
+    /// The safe sysctls of this machine's kernel, and those of `patterns`.
     pub fn with_unsafe(patterns: &[String]) -> Result<Self, SysctlError> {
         let mut out = Self::default();
         for pattern in patterns {
@@ -141,8 +141,8 @@ fn is_pattern(text: &str) -> bool {
     text.len() <= LONGEST && parts.iter().enumerate().all(fine)
 }
 
-/// `net/ipv4/conf/eth0.1/x` is `net.ipv4.conf.eth0/1.x`: the first separator tells what the others
-/// mean.
+/// `net/ipv4/conf/eth0.1/x` is `net.ipv4.conf.eth0/1.x`: if the first separator is a slash, slashes and
+/// dots are swapped.
 pub fn with_dots(name: &str) -> String {
     if !name.find(['.', '/']).is_some_and(|at| name[at..].starts_with('/')) {
         return name.to_owned();
@@ -174,7 +174,7 @@ fn namespace(name: &str) -> Option<Namespace> {
     name.starts_with("net.").then_some(Namespace::Net)
 }
 
-/// Major and minor of `6.1.0-18-amd64`; zeros when there are none.
+/// Major and minor of `6.1.0-18-amd64`; zeros if there are none.
 fn kernel_version(release: &str) -> (u32, u32) {
     let mut numbers = release.split(['.', '-', '+']).map(|part| part.trim().parse().unwrap_or(0));
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_set_what_is_safe_or_allowed() {
+    fn pods_set_safe_and_allowed_sysctls() {
         let known = list(&["kernel.msg*", "kernel.sem", "net.b.*"]).expect("patterns");
         let check = |name: &str, on_host: &[&str], expected: Option<&str>| {
             let mut spec = json!({"containers": [], "securityContext":
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn old_kernels_have_fewer_safe_ones() {
+    fn old_kernels_have_fewer_safe_sysctls() {
         let count = |release: &str| Sysctls::safe(release).0.len();
         assert_eq!(count("6.1.0-18-amd64"), SAFE.len());
         assert_eq!(count("4.14.300\n"), SAFE.len() - 2);

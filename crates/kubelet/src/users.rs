@@ -1,19 +1,19 @@
-//! Users of a pod's own (`hostUsers: false`): a range of the node's ids for each such pod.
+//! User namespaces (`hostUsers: false`): a range of the node's ids for each such pod.
 //!
-//! In: a pod's uid. Out: the range that it has, or a free one, in CRI's words.
+//! In: a pod's uid. Out: its range, or a free one, as CRI mappings.
 //!
 //! ```text
 //! <root>/pods/<uid>/userns   {"uidMappings":[{"hostId":65536,"containerId":0,"length":65536}],…}
 //! ```
 //!
-//! The file is upstream's, and all that there is: it is on the disk before the range is used, and
-//! goes with the pod's directory when nothing of the pod runs any more. So a kubelet that is replaced
-//! knows who has what, and nothing is to be given back.
+//! The file has upstream's format and is the only state: it is on disk before the range is used, and is
+//! removed with the pod's directory, when no container of the pod runs any more. Therefore a restarted
+//! kubelet knows all ranges, and nothing has to be released.
 //!
-//! Invariants: no two pods on the disk have the same range; a file that cannot be understood is an
-//! error, never a free range; the node's own ids, below 65536, are nobody's.
+//! Invariants: no two pods on the disk have the same range; an unreadable file is an error, never a free
+//! range; the node's own ids, below 65536, are never used.
 //! Upstream: `pkg/kubelet/userns/userns_manager.go`.
-//! Deviation: `/etc/subuid` is read directly, not by way of `getsubids`.
+//! Deviation: `/etc/subuid` is read directly, not with `getsubids`.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -28,7 +28,7 @@ use serde::{Deserialize, Serialize};
 
 /// Upstream: DefaultKubeletUserNamespacesIDsPerPod.
 const IDS_PER_POD: u32 = 65536;
-/// The user whose subordinate ids pods get.
+/// The user whose subordinate ids pods use.
 const KUBELET: &str = "kubelet";
 const FILE: &str = "userns";
 
@@ -44,18 +44,18 @@ pub enum UsersError {
     Io(#[from] io::Error),
 }
 
-/// Hands out ranges. One of a kubelet.
+/// Allocates ranges. One per kubelet.
 pub struct Users {
     pods: PathBuf,
     window: Window,
-    /// One allocation at a time: it is a look at the disk, then a file.
+    /// Serializes allocations, each of which reads the disk and then writes a file.
     allocating: Mutex<()>,
-    /// Pods that were tried to start, and how often something of them failed.
+    /// Attempts to start such pods, and failed ones.
     started: AtomicU64,
     failed: AtomicU64,
 }
 
-/// The ids that pods get, in ranges.
+/// All ids for pods, divided into ranges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Window {
     first: u32,
@@ -77,13 +77,13 @@ struct Mapping {
     length: u32,
 }
 
-/// What a pod with the node's users asks the runtime for.
+/// The user namespace of a pod that uses the node's users.
 pub fn of_node() -> UserNamespace {
     UserNamespace { mode: NamespaceMode::Node as i32, ..UserNamespace::default() }
 }
 
 impl Users {
-    /// `etc` is `/etc`. Fails where what is configured there cannot be used, as upstream does.
+    /// `etc` is `/etc`. Like upstream, fails if the ids that are configured there cannot be used.
     pub fn new(root: &Path, max_pods: i64, etc: &Path) -> Result<Self, UsersError> {
         let window = Window::configured(etc, max_pods).map_err(UsersError::Window)?;
         Ok(Self {
@@ -95,13 +95,13 @@ impl Users {
         })
     }
 
-    /// A pod with users of its own was started, or something of it failed.
+    /// Counts a start of a pod with a user namespace, or its failure.
     pub fn count_start(&self, failed: bool) {
         self.started.fetch_add(1, Ordering::Relaxed);
         self.failed.fetch_add(u64::from(failed), Ordering::Relaxed);
     }
 
-    /// Upstream's counters of such pods, for scrapers.
+    /// Upstream's counters of such pods.
     pub fn encode(&self, out: &mut String) {
         let families = [
             (
@@ -117,12 +117,12 @@ impl Users {
         ];
         for (name, help, count) in families {
             let count = count.load(Ordering::Relaxed);
-            // Writing into a string does not fail.
+            // Writing to a string does not fail.
             let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} counter\n{name} {count}");
         }
     }
 
-    /// The pod's range, now and as long as its directory is there (which it must be). Blocks.
+    /// The pod's range, allocated at the first call; the pod's directory must exist. Blocks.
     pub fn of_pod(&self, uid: &str) -> Result<UserNamespace, UsersError> {
         let _one = self.allocating.lock().expect("no panic while held");
         let known = self.read(uid).map_err(UsersError::Known)?;
@@ -130,7 +130,7 @@ impl Users {
             Some(first) => self.window.check(first).map(|()| first).map_err(UsersError::Known)?,
             None => {
                 let taken = self.taken()?;
-                // Upstream: a free one at random, so that ids are not soon somebody else's.
+                // Upstream: a random free range, so that ids are not soon reused.
                 let (ranges, start) = (self.window.ranges, self.window.somewhere());
                 let mut all = (start..ranges).chain(0..start).map(|at| self.window.at(at));
                 let free = all.find(|first| !taken.contains(first)).ok_or_else(|| {
@@ -147,7 +147,7 @@ impl Users {
         Ok(UserNamespace { mode, uids: range.clone(), gids: range })
     }
 
-    /// The first ids of the ranges that pods on the disk have.
+    /// The first ids of the ranges of all pods on the disk.
     fn taken(&self) -> Result<BTreeSet<u32>, UsersError> {
         let mut out = BTreeSet::new();
         for entry in fs::read_dir(&self.pods)? {
@@ -162,7 +162,7 @@ impl Users {
         self.pods.join(uid).join(FILE)
     }
 
-    /// The first id that a pod has; an empty file is none, as upstream.
+    /// The first id of a pod's range; like upstream, an empty file counts as none.
     fn read(&self, uid: &str) -> Result<Option<u32>, String> {
         let bytes = match fs::read(self.file(uid)) {
             Ok(bytes) if bytes.is_empty() => return Ok(None),
@@ -182,7 +182,7 @@ impl Users {
         file.write_all(&serde_json::to_vec(&mappings)?)?;
         file.sync_all()?;
         fs::rename(&partial, &path)?;
-        // A range must not be forgotten while files have its ids.
+        // The range must survive a crash while files have its ids.
         path.parent().map_or(Ok(()), |dir| File::open(dir)?.sync_all())
     }
 }
@@ -235,7 +235,7 @@ impl Window {
     fn configured(etc: &Path, max_pods: i64) -> Result<Self, String> {
         let (first, length) = match subordinates(etc)? {
             Some(found) => found,
-            // All ids but the node's.
+            // All ids except the node's.
             None => (IDS_PER_POD, u32::MAX - IDS_PER_POD + 1),
         };
         if !first.is_multiple_of(IDS_PER_POD) {
@@ -259,14 +259,14 @@ impl Window {
                 "kubelet user assigned IDs are not enough to support {max_pods} pods"
             ));
         }
-        // The kernel has no user with the last number.
+        // The kernel reserves the highest number.
         let above = (u32::MAX - first) / IDS_PER_POD;
         Ok(Self { first, ranges: ranges.min(above) })
     }
 }
 
-/// First id and length of what the `kubelet` user has in `subuid` and `subgid`, where there is such
-/// a user and it has something.
+/// The first id and length of the `kubelet` user's range in `subuid` and `subgid`; `None` if there is no
+/// such user or range.
 fn subordinates(etc: &Path) -> Result<Option<(u32, u32)>, String> {
     let text = |name: &str| fs::read_to_string(etc.join(name)).unwrap_or_default();
     let passwd = text("passwd");
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_keeps_its_range_and_gives_it_back_with_its_directory() {
+    fn a_range_is_free_when_the_pods_directory_is_removed() {
         let root = tempfile::tempdir().expect("a directory");
         let few = |ranges| Users { window: Window { first: 65536, ranges }, ..users(root.path()) };
         let own = few(3);
@@ -331,17 +331,17 @@ mod tests {
         let id = found.uids[0].host_id;
         let range = format!(r#"[{{"hostId":{id},"containerId":0,"length":65536}}]"#);
         assert_eq!(file, format!(r#"{{"uidMappings":{range},"gidMappings":{range}}}"#));
-        // The next kubelet knows them.
+        // A restarted kubelet knows the ranges.
         let next = few(3);
         fs::write(next.pods.join("stray"), "").expect("written");
         assert_eq!((of(&next, "a"), of(&next, "b")), (id, of(&own, "b")));
-        assert!(first(&next, "d").is_err(), "there is no fourth");
+        assert!(first(&next, "d").is_err(), "there is no fourth range");
         fs::remove_dir_all(next.pods.join("a")).expect("removed");
         assert_eq!(of(&next, "d"), id);
     }
 
     #[test]
-    fn files_that_cannot_be_understood_are_no_free_ranges() {
+    fn unreadable_files_are_errors() {
         let root = tempfile::tempdir().expect("a directory");
         let own = users(root.path());
         let check = |content: &str, expected: &str| {
@@ -367,11 +367,11 @@ mod tests {
         check(&both(&range(65536, 0, 1)), "wrong user namespace length 1");
         check(&both(&range(65537, 0, 65536)), "wrong user namespace offset specified 65537");
         fs::write(own.file("x"), "").expect("written");
-        assert!(first(&own, "x").is_ok(), "an empty file is none");
+        assert!(first(&own, "x").is_ok(), "an empty file has no range");
     }
 
     #[test]
-    fn ids_of_the_node_stay_its_own() {
+    fn the_nodes_ids_are_not_used() {
         let etc = tempfile::tempdir().expect("a directory");
         let check = |passwd: &str, subuid: &str, subgid: &str, max_pods, expected| {
             for (name, text) in [("passwd", passwd), ("subuid", subuid), ("subgid", subgid)] {
@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_node_says_so() {
+    fn a_node_without_free_ranges_is_an_error() {
         let root = tempfile::tempdir().expect("a directory");
         let own = Users { window: Window { first: 65536, ranges: 1 }, ..users(root.path()) };
         assert_eq!(first(&own, "a"), Ok(65536));

@@ -1,21 +1,21 @@
-//! The worker of one pod: a state machine that owns everything this node does for that pod.
+//! The worker of one pod: a state machine for all of this node's work on that pod.
 //!
 //! ```text
 //!            ┌────────────── wake: API change, runtime event, probe, object, timer ─────────────┐
 //!            ▼                                                                                  │
 //!   observe runtime ─► status ─► plan ─► act (volumes, sandbox, images, containers) ─► wait ────┘
 //!            │
-//!            │ deletion asked for, phase terminal, deadline, eviction
+//!            │ deletion requested, phase terminal, deadline, eviction
 //!            ▼
-//!   STOPPING: hooks, signals, grace ─► sandbox stopped ─► final status ─► volumes undone
+//!   STOPPING: hooks, signals, grace ─► sandbox stopped ─► final status ─► volumes unmounted
 //!            │                                                │ not being deleted: wait here
 //!            ▼                                                ▼
-//!   GONE: runtime forgets it ─► status is in the API ─► DELETE with grace 0 and uid ─► end
+//!   GONE: removed from the runtime ─► status is in the API ─► DELETE with grace 0 and uid ─► end
 //! ```
 //!
-//! Invariants: one worker per pod uid, so nothing about a pod happens twice at once; all state that
+//! Invariants: one worker per pod uid, so that no two actions on a pod overlap; all state that
 //! matters is read back from the runtime and the API, never remembered across restarts; the API
-//! object is confirmed deleted only after the containers are gone and the last status is written.
+//! object is deleted only after the containers are gone and the last status is written.
 //! Upstream: `pkg/kubelet/pod_workers.go`, `kubelet.go` SyncPod, SyncTerminatingPod.
 
 use std::collections::{BTreeMap, HashSet};
@@ -50,23 +50,23 @@ use crate::status::{Facts, pod_status};
 use crate::status_writer::StatusWriter;
 use crate::volumes::PodDir;
 
-/// A worker looks again after this long even if nothing woke it.
+/// The maximum time between two looks at the pod.
 pub const RELIST: Duration = Duration::from_secs(120);
 const RUNTIME_RETRY: Duration = Duration::from_secs(2);
 
-/// What the pod set tells a worker.
+/// The pod set's input to a worker.
 #[derive(Clone)]
 pub struct Input {
     pub pod: Arc<Pod>,
-    /// The pod must go: its API object is gone, its manifest was removed, or nobody knows it.
+    /// The pod must be removed: its API object or its manifest is gone, or it is an orphan.
     pub removed: bool,
     /// The pod must fail: (reason, message).
     pub evict: Option<(String, String)>,
-    /// The node needed what it used: it did nothing wrong.
+    /// The pod must go because the node needs its resources: a disruption.
     pub disrupts: bool,
-    /// Its containers have no longer than that to end.
+    /// The maximum grace period of its containers.
     pub longest_grace: Option<Duration>,
-    /// How its resources stand; `pod` has those that were granted.
+    /// The state of its resize; `pod` has the granted resources.
     pub standing: Standing,
 }
 
@@ -83,27 +83,27 @@ impl Input {
     }
 }
 
-/// What a worker tells the pod set about itself.
+/// A worker's report to the pod set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Told {
-    /// Its resources are free again.
+    /// Its resources are free.
     Stopped,
     Finished,
 }
 
-/// What others may see of a worker.
+/// The public state of a worker.
 #[derive(Clone, Default)]
 pub struct View {
     pub pod: Option<Arc<Pod>>,
     pub status: PodStatus,
     pub observed: Observed,
-    /// Where the volumes of its claims are, by the pod's names for them.
+    /// The directories of its claims, by volume name.
     pub claims: BTreeMap<String, PathBuf>,
-    /// Its resources are free again.
+    /// Its resources are free.
     pub stopped: bool,
 }
 
-/// The pod set's end of a worker.
+/// The pod set's handle of a worker.
 pub struct Handle {
     pub input: watch::Sender<Input>,
     pub wake: Arc<Notify>,
@@ -115,7 +115,7 @@ impl Handle {
         self.view.lock().expect("no panic while held").clone()
     }
 
-    /// Whether others may have what the pod asked for: it is over, if not all cleared away.
+    /// Whether the pod's resources are free for others: it has ended, though cleaning up may go on.
     pub fn is_over(&self) -> bool {
         let view = self.view.lock().expect("no panic while held");
         view.stopped || matches!(view.status.phase.as_deref(), Some("Succeeded" | "Failed"))
@@ -131,58 +131,58 @@ pub struct Worker {
     pub(crate) uid: String,
     pub(crate) dir: PodDir,
     pub(crate) probes: Probes,
-    /// Why containers do not start, by name: (reason, message).
+    /// Waiting reasons of containers, by name: (reason, message).
     pub(crate) waiting: BTreeMap<String, (String, String)>,
-    /// Containers that are not tried before their time, by name.
+    /// Containers that are not retried before their time, by name.
     pub(crate) held: BTreeMap<String, Held>,
-    /// The generation of the pod that those failed with.
+    /// The pod's generation at those failures.
     held_generation: Option<i64>,
-    /// Told when a ConfigMap or Secret of the pod's changed: what was held may start now.
+    /// Notified when a ConfigMap or Secret of the pod changed: held containers may start now.
     pub(crate) objects_changed: Arc<Notify>,
     pub(crate) crashes: Delays,
     pub(crate) published: PodStatus,
     status: StatusWriter,
     retry: Backoff,
-    /// (phase, reason, message) that containers did not cause.
+    /// (phase, reason, message) with a cause other than containers.
     forced: Option<(String, String, String)>,
-    /// Containers whose preStop hook ran already.
+    /// Containers whose preStop hook has already run.
     pub(crate) hooked: HashSet<String>,
     /// Containers and sandbox are stopped for good.
     stopped: bool,
-    /// When a token of this pod must be replaced.
+    /// When a token of this pod must be renewed.
     pub(crate) refresh: Option<Timestamp>,
-    /// Where the volumes of its claims are, by the pod's names for them.
+    /// The directories of its claims, by volume name.
     pub(crate) claim_paths: BTreeMap<String, PathBuf>,
-    /// What the kernel was told of each container.
+    /// The actuated resources of each container.
     pub(crate) actuated: Actuated,
-    /// The change of resources that is being carried out.
+    /// The resize in progress.
     pub(crate) resizing: Option<Progress>,
-    /// The grant that was seen last.
+    /// The generation of the last observed grant.
     pub(crate) granted: Option<i64>,
-    /// A grant came since the pod's cgroup was brought up to date.
+    /// Resources were granted since the pod's cgroup was last updated.
     pub(crate) pod_cgroup_is_old: bool,
-    /// The condition that tells of an eviction for the node's sake.
+    /// The condition DisruptionTarget of an eviction by the node.
     disruption: Option<PodCondition>,
-    /// When a pod was first seen that does not run yet.
+    /// When the kubelet first saw the pod; only until it runs.
     seen: Option<Instant>,
     tell: Tell,
 }
 
-/// Who hears of a pod, by name.
+/// Reports a worker's end; called with the pod's uid.
 type Tell = Box<dyn Fn(&str, Told) + Send + Sync>;
 
 fn is_over(status: &PodStatus) -> bool {
     matches!(status.phase.as_deref(), Some("Succeeded" | "Failed"))
 }
 
-/// The pod's containers have decided, but some of them run still.
+/// Keeps the phase while some containers still run, although the result is decided.
 fn hold_phase(before: &PodStatus, status: &mut PodStatus) {
     status.phase = before.phase.clone().or_else(|| Some("Pending".into()));
     status.reason = before.reason.clone();
     status.message = before.message.clone();
 }
 
-/// What a step says about the next one.
+/// When the next step runs.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Next {
     Again,
@@ -191,7 +191,7 @@ pub enum Next {
 }
 
 impl Worker {
-    /// Starts the worker of a pod as a task of `tasks`; `tell` hears how it ends.
+    /// Starts the worker of a pod as a task of `tasks`; `tell` gets its reports.
     pub fn start(
         context: Arc<Context>,
         tasks: &Tasks,
@@ -279,8 +279,8 @@ impl Worker {
         }
     }
 
-    /// Devices of plugins are given before anything else is done; a pod without them fails. What runs
-    /// already has its own, whether its plugins are back or not.
+    /// Allocates the devices of plugins before any other step; the pod fails without them. Running
+    /// containers keep their devices, even if the plugins are not back.
     async fn admit_devices(&mut self) {
         let (input, context) = (self.input.borrow().clone(), self.context.clone());
         let plugins = &context.device_plugins;
@@ -289,7 +289,7 @@ impl Worker {
         }
         let runs = match observe(&*context.runtime, &self.uid).await {
             Ok(observed) => observed.running().next().is_some(),
-            // Deviation: upstream takes a runtime that is away for one that runs nothing.
+            // Deviation: upstream treats an unavailable runtime like one that runs nothing.
             Err(_) => plugins.has_all(&self.pod),
         };
         if runs {
@@ -345,7 +345,7 @@ impl Worker {
                 self.retry.reset();
                 Next::Again
             }
-            // Nothing could be done now: show why, and wait for time or an event.
+            // No progress is possible now: publish why, and wait for time or an event.
             Ok(Some(wait)) => {
                 self.publish_latest().await;
                 Next::Wait(deadline.map_or(wait, |d| d.min(wait)))
@@ -372,7 +372,7 @@ impl Worker {
         plan
     }
 
-    /// The steady state: volumes follow their sources.
+    /// The steady state: updates volumes from their sources.
     async fn rest(&mut self, deadline: Option<Duration>) -> Next {
         if !self.refresh_volumes().await {
             return Next::Wait(self.retry.step());
@@ -397,7 +397,7 @@ impl Worker {
             || (!names::is_static(&input.pod) && input.pod.status.as_ref().is_some_and(is_over))
     }
 
-    /// Resolves when the pod must stop: long work in its favour is dropped then.
+    /// Resolves when the pod must stop: then long work for it is dropped.
     pub(crate) async fn told_to_stop(input: &watch::Receiver<Input>) {
         let mut input = input.clone();
         let told = |input: &Input| {
@@ -411,7 +411,7 @@ impl Worker {
         }
     }
 
-    /// What the runtime has, with probes aimed at what runs.
+    /// Observes the runtime, and sets the probes' targets.
     async fn look(&mut self) -> Result<Observed, Next> {
         match observe(&*self.context.runtime, &self.uid).await {
             Ok(observed) => {
@@ -419,7 +419,7 @@ impl Worker {
                 Ok(observed)
             }
             Err(error) => {
-                tracing::warn!(pod = names::full(&self.pod), %error, "the runtime does not answer");
+                tracing::warn!(pod = names::full(&self.pod), %error, "failed to observe the pod in the runtime");
                 Err(Next::Wait(RUNTIME_RETRY))
             }
         }
@@ -448,8 +448,8 @@ impl Worker {
         self.probes.retarget(targets);
     }
 
-    /// What the API says of this very container: a restarted kubelet starts from there, so that its
-    /// restart takes no pod out of its Services.
+    /// The API's state of this container: a restarted kubelet starts from it, so that its restart removes no
+    /// pod from its Services.
     fn known_readiness(&self, id: &str) -> Option<(bool, bool)> {
         let full = format!("{}://{id}", self.context.runtime_name);
         let lists = [&self.published.init_container_statuses, &self.published.container_statuses];
@@ -458,7 +458,7 @@ impl Worker {
         Some((status.started == Some(true), status.ready))
     }
 
-    /// The pod's addresses: the sandbox's, or the node's for a pod in its network.
+    /// The pod's addresses: the sandbox's, or the node's for a pod in the host's network.
     pub(crate) fn pod_ips(&self, observed: &Observed) -> Vec<std::net::IpAddr> {
         let on_host = self.pod.spec.as_ref().and_then(|s| s.host_network) == Some(true);
         if on_host { self.context.host_ips() } else { observed.ips() }
@@ -470,8 +470,8 @@ impl Worker {
         }
     }
 
-    /// True when the pod is over. What is exclusively its own is free before anybody hears of that, and
-    /// nobody does while containers run, as upstream has it (`mergePodStatus`).
+    /// True if the pod is over. Its exclusive resources are freed before the API shows the end, and while
+    /// containers run the API does not show it, like upstream (`mergePodStatus`).
     pub(crate) fn publish(&mut self, observed: &Observed, terminal: bool) -> bool {
         let refused = self.input.borrow().standing.refused.clone();
         let resize = allocation::conditions(refused.as_ref(), self.resizing.as_ref());
@@ -500,7 +500,7 @@ impl Worker {
         self.count(&status);
         let is_news = status != self.published || self.pod.status.as_ref() != Some(&status);
         self.published = status.clone();
-        // The node knows it before the API does: a scheduler gives a finished pod's room away at once.
+        // The node must know it before the API: a scheduler reuses a finished pod's resources at once.
         *self.view.lock().expect("no panic while held") = View {
             pod: Some(self.pod.clone()),
             status: status.clone(),
@@ -514,7 +514,7 @@ impl Worker {
         ends
     }
 
-    /// What the next status adds to the figures.
+    /// Updates the metrics with the next status.
     fn count(&mut self, next: &PodStatus) {
         self.context.figures.ends(&self.published, next);
         if next.phase.as_deref() == Some("Running")
@@ -524,7 +524,7 @@ impl Worker {
         }
     }
 
-    /// Conditions that others wrote (readiness gates, disruption targets) count and stay.
+    /// Takes over conditions of other writers (readiness gates, disruption targets).
     fn adopt_foreign_conditions(&mut self) {
         const OURS: [&str; 8] = [
             ALL_RESTARTING,
@@ -557,7 +557,7 @@ impl Worker {
         }
     }
 
-    /// Puts the condition in place of whatever others said of disruptions.
+    /// Replaces the condition of other writers by our DisruptionTarget.
     fn show_disruption(&mut self) {
         let Some(condition) = self.disruption.clone() else { return };
         let conditions = self.published.conditions.get_or_insert_default();
@@ -565,7 +565,7 @@ impl Worker {
         conditions.push(condition);
     }
 
-    /// Fails the pod when its active deadline has passed; else how long it still has.
+    /// Fails the pod if its active deadline has passed; else returns the remaining time.
     fn check_deadline(&mut self) -> Option<Duration> {
         let seconds = self.pod.spec.as_ref()?.active_deadline_seconds?;
         let start = self.published.start_time.as_ref()?.0;
@@ -603,14 +603,14 @@ impl Worker {
                 tracing::warn!(
                     pod = names::full(&self.pod),
                     error,
-                    "devices are not given back yet"
+                    "failed to unprepare the pod's claims"
                 );
                 return Next::Wait(self.retry.step());
             }
             self.waiting.clear();
             self.publish(&observed, true);
             if let Err(error) = self.clean_up().await {
-                tracing::warn!(pod = names::full(&self.pod), %error, "the pod's files are not removed yet");
+                tracing::warn!(pod = names::full(&self.pod), %error, "failed to remove the pod's directory");
                 return Next::Wait(self.retry.step());
             }
             self.context.cgroups.remove_pod(&self.uid);
@@ -635,19 +635,19 @@ impl Worker {
         Next::Finished
     }
 
-    /// Sandboxes and containers leave the runtime, logs leave the disk.
+    /// Removes sandboxes and containers from the runtime, and logs from the disk.
     async fn forget_in_runtime(&mut self) -> Result<(), Next> {
         let observed = self.look().await?;
         for sandbox in &observed.sandboxes {
             let removed = self.context.runtime.remove_pod_sandbox(&sandbox.id).await;
             if let Err(error) = removed.or_else(|e| if e.is_not_found() { Ok(()) } else { Err(e) })
             {
-                tracing::warn!(pod = names::full(&self.pod), %error, "a sandbox is not removed yet");
+                tracing::warn!(pod = names::full(&self.pod), %error, "failed to remove the sandbox");
                 return Err(Next::Wait(self.retry.step()));
             }
         }
         for container in &observed.containers {
-            // Usually gone with its sandbox.
+            // Usually already removed with its sandbox.
             let _ = self.context.runtime.remove_container(&container.id).await;
         }
         self.context.cgroups.remove_pod(&self.uid);
@@ -656,7 +656,7 @@ impl Worker {
         Ok(())
     }
 
-    /// The second phase of the deletion: the object may go now.
+    /// The second phase of the deletion: deletes the API object.
     async fn confirm_deletion(&mut self) -> Result<(), Next> {
         let path = format!(
             "/api/v1/namespaces/{}/pods/{}",
@@ -678,14 +678,14 @@ impl Worker {
                 tracing::debug!(
                     pod = names::full(&self.pod),
                     error = error.text(),
-                    "not deleted yet"
+                    "failed to delete the pod from the API"
                 );
                 Err(Next::Wait(self.retry.step()))
             }
         }
     }
 
-    /// Volumes, mounts, directories.
+    /// Removes volumes, mounts and directories.
     async fn clean_up(&mut self) -> std::io::Result<()> {
         let unmounted = self.context.csi.unmount_pod(&self.uid, &self.dir).await;
         unmounted.map_err(std::io::Error::other)?;
@@ -697,7 +697,8 @@ impl Worker {
         self.release_devices().await
     }
 
-    /// Keeps the running and one dead container of each name, and the newest sandbox.
+    /// Removes old containers and sandboxes: keeps the running and one exited container of each name, and
+    /// the newest sandbox.
     async fn collect_garbage(&self, observed: &Observed) {
         let mut seen: BTreeMap<&str, usize> = BTreeMap::new();
         for container in &observed.containers {
@@ -726,7 +727,7 @@ impl Worker {
         names::log_directory(&self.context.config.log_dir, &self.pod).join(path)
     }
 
-    /// The pod's name for itself, for /etc/hosts.
+    /// The pod's hostname and domain, for /etc/hosts.
     pub(crate) fn hostname(&self) -> (String, String) {
         hosts::hostname_and_domain(&self.pod, &self.context.config.cluster_domain)
     }

@@ -1,8 +1,8 @@
-//! The kernel's connection table, as far as the proxy needs it: which UDP flows were translated
-//! where, and forgetting one.
+//! The parts of the kernel's connection table that the proxy needs: listing UDP flows with their
+//! translation, and deleting one.
 //!
-//! TCP ends by itself when an endpoint dies. A UDP client that keeps its port (a resolver) would
-//! send into the void as long as its flow's entry lives, and every packet keeps it alive.
+//! TCP connections end by themselves when an endpoint dies. A UDP client that keeps its port (a resolver)
+//! would keep sending to the dead endpoint: every packet extends the life of the flow's entry.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -32,9 +32,9 @@ const BUFFER: usize = 64 << 10;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flow {
     pub client: SocketAddr,
-    /// Where the client sends to.
+    /// The client's destination.
     pub to: SocketAddr,
-    /// Who answers: the endpoint, where the destination was translated.
+    /// The endpoint that answers, after translation of the destination.
     pub answered_by: SocketAddr,
 }
 
@@ -43,17 +43,17 @@ pub struct Conntrack {
 }
 
 impl Conntrack {
-    /// In the calling thread's namespace.
+    /// Opens a socket in the calling thread's namespace.
     pub fn open() -> Result<Self, Error> {
         Ok(Self { fd: open_socket().during(|| "open a conntrack socket".into())? })
     }
 
-    /// In the namespace pinned at `path`.
+    /// Opens a socket in the namespace pinned at `path`.
     pub fn open_in(path: &Path) -> Result<Self, Error> {
         netns::run(path, Self::open)?
     }
 
-    /// All UDP flows of a family. Blocks, for milliseconds per ten thousand connections.
+    /// Lists all UDP flows of a family. Blocks for milliseconds per ten thousand connections.
     pub fn udp_flows(&mut self, ip: Ip) -> Result<Vec<Flow>, Error> {
         let mut flows = Vec::new();
         self.exchange(GET, NLM_F_DUMP, ip, &[], |body| flows.extend(flow(body)))
@@ -61,7 +61,7 @@ impl Conntrack {
         Ok(flows)
     }
 
-    /// Forgets a flow; it may be gone already.
+    /// Deletes a flow; a missing one is no error.
     pub fn delete(&mut self, flow: &Flow) -> Result<(), Error> {
         let ip = Ip::of(&flow.client.ip());
         let body = Attrs::new().nest(1, tuple(&flow.client, &flow.to));
@@ -71,7 +71,7 @@ impl Conntrack {
         }
     }
 
-    /// Sends one request and reads until its end; entries go to `entry`.
+    /// Sends one request and reads all answers; passes the entries to `entry`.
     fn exchange(
         &mut self,
         kind: u16,
@@ -114,7 +114,7 @@ fn number(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
 }
 
-/// One direction's addresses and ports.
+/// Encodes the addresses and ports of one direction.
 fn tuple(from: &SocketAddr, to: &SocketAddr) -> Attrs {
     let addresses = match (from.ip(), to.ip()) {
         (IpAddr::V4(from), IpAddr::V4(to)) => {
@@ -132,7 +132,7 @@ fn tuple(from: &SocketAddr, to: &SocketAddr) -> Attrs {
     Attrs::new().nest(1, addresses).nest(2, ports)
 }
 
-/// None for what is not UDP.
+/// `None` for other protocols than UDP.
 fn flow(body: &[u8]) -> Option<Flow> {
     let part = |kind| attributes(body).find(|(k, _)| *k == kind).map(|(_, value)| value);
     let (client, to) = ends(part(1)?)?;
@@ -140,7 +140,7 @@ fn flow(body: &[u8]) -> Option<Flow> {
     Some(Flow { client, to, answered_by })
 }
 
-/// Source and destination of one direction.
+/// Decodes source and destination of one direction.
 fn ends(tuple: &[u8]) -> Option<(SocketAddr, SocketAddr)> {
     let part = |kind| attributes(tuple).find(|(k, _)| *k == kind).map(|(_, value)| value);
     let (mut from, mut to) = (None, None);

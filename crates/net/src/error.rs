@@ -1,4 +1,4 @@
-//! What can go wrong with the kernel's network: a system call, a netlink answer, a missing link.
+//! Errors of the kernel's network: a system call, a netlink answer, a missing link.
 
 use std::io;
 
@@ -18,7 +18,7 @@ pub enum Error {
     Worker,
 }
 
-/// What a process must have that the kernel refuses so.
+/// A hint at the capability that the refused process lacks.
 fn needs(error: &rtnetlink::Error) -> &'static str {
     match netlink_errno(error) {
         Some(libc::EPERM) => " (needs the capability CAP_NET_ADMIN)",
@@ -27,7 +27,7 @@ fn needs(error: &rtnetlink::Error) -> &'static str {
 }
 
 impl Error {
-    /// The kernel's error number, if that is what failed.
+    /// The kernel's error number, if the kernel failed the call.
     pub fn errno(&self) -> Option<i32> {
         match self {
             Self::System { source, .. } => source.raw_os_error(),
@@ -38,7 +38,7 @@ impl Error {
         }
     }
 
-    /// What the kernel does not know how to make is made by this module.
+    /// Names the kernel module that is missing, if the kernel does not know this kind of object.
     pub(crate) fn names(self, module: &'static str) -> Self {
         let is_unknown = self.errno() == Some(libc::EOPNOTSUPP);
         match self {
@@ -55,7 +55,7 @@ pub(crate) fn netlink_errno(error: &rtnetlink::Error) -> Option<i32> {
     }
 }
 
-/// Adds what was being done to a failure.
+/// Adds the failed action to an error.
 pub(crate) trait During<T> {
     fn during(self, action: impl FnOnce() -> String) -> Result<T, Error>;
 }
@@ -78,7 +78,7 @@ impl<T> During<T> for Result<T, rtnetlink::Error> {
     }
 }
 
-/// `Ok` also for the named error numbers: the state asked for is there already.
+/// Treats these error numbers as success: the wanted state exists already.
 pub(crate) fn tolerate(
     result: Result<(), rtnetlink::Error>,
     errnos: &[i32],

@@ -1,4 +1,4 @@
-//! Ports of the node that lead into pods.
+//! Host ports: ports of the node that lead into pods.
 //!
 //! ```text
 //!  in from outside ─ prerouting ─┐                   ┌─ ip daddr 10.0.0.5 tcp dport 80 dnat to pod ─┐
@@ -6,12 +6,12 @@
 //!                                                       postrouting: pods' and loopback sources are masqueraded
 //! ```
 //!
-//! In: host ports. Out: a ruleset with a table per address family. Pure; [`forget_flows`]
-//! touches the kernel.
-//! Ports on one address come before those on all addresses. A pod that comes by way of the node's
-//! address, and a client on the node's loopback, are masqueraded: their answers would find a
-//! shorter way back and not be translated.
-//! Upstream: the `portmap` network plugin, which the runtimes use.
+//! In: host ports. Out: a ruleset with a table per address family. Pure, except [`forget_flows`],
+//! which changes the kernel.
+//! Ports on one address come before those on all addresses. Connections from a pod through the
+//! node's address, and from the node's loopback, are masqueraded: otherwise their answers would
+//! take a shorter route without translation.
+//! Upstream: the `portmap` CNI plugin, which the runtimes use.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -24,10 +24,10 @@ use crate::nft::{
     BaseChain, ChainKind, Field, Hook, Ip, Op, Policy, Proto, Ruleset, Stmt, Table, Value, Verdict,
 };
 
-/// The routing table's "local".
+/// The address type "local" of the routing table.
 const LOCAL: u32 = 2;
 const DNAT: u32 = 32;
-/// Where nothing is translated yet.
+/// A priority before connection tracking, where no address is translated yet.
 const BEFORE_TRACKING: i32 = -300;
 
 /// One port of the node.
@@ -38,17 +38,17 @@ pub struct HostPort {
     pub host: Option<IpAddr>,
     pub port: u16,
     pub to: SocketAddr,
-    /// The node's pods of that family.
+    /// The node's pod CIDR of that family.
     pub pods: IpNet,
 }
 
-/// The table `name` of every family that has ports.
+/// A table `name` for every family that has ports.
 pub fn ruleset(name: &str, ports: &[HostPort]) -> Ruleset {
     let mut out = Ruleset::default();
     for ip in [Ip::V4, Ip::V6] {
         let mut own: Vec<&HostPort> =
             ports.iter().filter(|port| Ip::of(&port.to.ip()) == ip).collect();
-        // One address before all addresses.
+        // Ports on one address come before ports on all addresses.
         own.sort_unstable_by_key(|port| (port.host.is_none(), *port));
         if !own.is_empty() {
             out.tables.insert((ip.family(), name.to_owned()), table(ip, &own));
@@ -57,7 +57,7 @@ pub fn ruleset(name: &str, ports: &[HostPort]) -> Ruleset {
     out
 }
 
-/// The tables that [`ruleset`] may have made, to be taken away.
+/// The tables that [`ruleset`] may have created, as empty tables to remove.
 pub fn none(name: &str) -> Ruleset {
     let empty = |ip: Ip| ((ip.family(), name.to_owned()), Table::default());
     Ruleset { tables: [Ip::V4, Ip::V6].map(empty).into() }
@@ -101,9 +101,9 @@ fn table(ip: Ip, ports: &[&HostPort]) -> Table {
     table
 }
 
-/// Where a port of 127.0.0.1 leads into a pod, the pod's link takes packets for that network
-/// (`route_localnet`, see [`crate::pods`]): answers, which are translated after this chain. What a pod
-/// itself sends there would reach what listens on the node's loopback.
+/// Where a port of 127.0.0.1 leads into a pod, the pod's link accepts packets for 127.0.0.0/8
+/// (`route_localnet`, see [`crate::pods`]). That is for answers, which are translated after this chain.
+/// Packets that a pod sends to that network are dropped: they would reach the node's loopback.
 fn not_for_others(table: &mut Table) {
     let chain = "loopback";
     table.chain(chain).base = Some(BaseChain {
@@ -123,7 +123,8 @@ fn loopback() -> IpNet {
     IpNet::new(Ipv4Addr::LOCALHOST.into(), 8).expect("8 is a length")
 }
 
-/// Flows of UDP outlive their pod: the next pod with that port would not hear its old clients.
+/// Deletes the UDP flows of these ports. They outlive their pod, and the next pod with that port
+/// would get nothing from old clients.
 pub fn forget_flows(ports: &[HostPort]) -> Result<(), Error> {
     let udp = |ip: Ip| {
         let own = ports.iter().filter(move |p| p.protocol == Proto::Udp);

@@ -1,12 +1,12 @@
-//! The kernel's network, by netlink: namespaces, links, routes, pod attachments, nftables.
+//! The kernel's network over netlink: namespaces, links, routes, pod attachments, nftables.
 //!
-//! Nothing here needs a C library, or runs a program but `modprobe` ([`modules`]). In: plain data (names, addresses, a ruleset
-//! model); out: kernel state, or what the kernel says. Every `ensure_*` is idempotent and repairs
-//! what differs, every removal accepts that the thing is gone already: callers re-run them after a
-//! crash without looking.
+//! This crate needs no C library, and runs no program except `modprobe` ([`modules`]). In: plain
+//! data (names, addresses, a ruleset model). Out: kernel state, or the kernel's answers. Every
+//! `ensure_*` is idempotent and repairs differences, and every removal accepts a missing object:
+//! callers re-run them after a crash without a check.
 //!
-//! Invariant: network namespaces are per thread, so whatever needs one runs on a thread of its own
-//! ([`netns`]) or on a socket that was opened there; the caller's threads never change theirs.
+//! Invariant: network namespaces are per thread. Work in a namespace runs on a thread of its own ([`netns`])
+//! or on a socket that was opened there. The caller's threads never change their namespace.
 
 pub mod conntrack;
 mod error;

@@ -1,7 +1,7 @@
 //! Links, addresses and routes of one network namespace.
 //!
-//! A [`Links`] is one netlink socket and stays with the namespace it was opened in. Changes to an
-//! existing link go by RTM_NEWLINK (`change`): RTM_SETLINK silently ignores some attributes.
+//! A [`Links`] is one netlink socket and stays in the namespace where it was opened. Changes to an
+//! existing link use RTM_NEWLINK (`change`): RTM_SETLINK silently ignores some attributes.
 
 use std::fs::File;
 use std::net::IpAddr;
@@ -32,13 +32,13 @@ const LOOPBACK: u32 = 1;
 /// One netlink socket for links, addresses and routes. Dropping it ends its task.
 pub struct Links {
     pub(crate) handle: rtnetlink::Handle,
-    /// Where the socket was opened; none: where the process is.
+    /// The namespace of the socket; none: the process's own.
     netns: Option<PathBuf>,
-    /// Owns the task that moves bytes between the handle and the socket.
+    /// Owns the task that connects the handle with the socket.
     _driver: Tasks,
 }
 
-/// What we use of a link.
+/// The properties of a link that this crate uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Link {
     pub index: u32,
@@ -59,33 +59,33 @@ pub struct Address {
     pub global: bool,
 }
 
-/// How packets to a destination leave.
+/// The next hop of a route.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Via {
     /// A gateway; the kernel finds its interface.
     Gateway(IpAddr),
     /// The destination is on this link.
     Link(String),
-    /// The same, by the link's number.
+    /// The same, by the link's index.
     Index(u32),
-    /// A gateway on a link, by its number, that no address of ours covers (VXLAN peers, the gateway
-    /// of pods).
+    /// A gateway on a link, by the link's index, outside of the link's networks (VXLAN peers, the
+    /// pods' gateway).
     OnLink { gateway: IpAddr, link: u32 },
 }
 
-/// A veth pair to be made: one end here, up, the other born in another namespace.
+/// A veth pair to create: one end here and up, the other in another namespace.
 #[derive(Clone, Debug)]
 pub struct Pair<'a> {
     pub name: &'a str,
     pub mac: &'a [u8; 6],
     pub peer: &'a str,
     pub peer_mac: &'a [u8; 6],
-    /// Where the other namespace is pinned.
+    /// The path of the other pinned namespace.
     pub peer_netns: &'a Path,
     pub mtu: u32,
 }
 
-/// Where this node's own traffic leaves, and from which address.
+/// The interface and source address of this node's own traffic.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Uplink {
     pub interface: String,
@@ -94,13 +94,13 @@ pub struct Uplink {
 }
 
 impl Links {
-    /// Opens the namespace that the process is in. Needs a tokio runtime.
+    /// Opens a socket in the process's namespace. Needs a tokio runtime.
     pub fn open() -> Result<Self, Error> {
         let connection = rtnetlink::new_connection().during(|| "open a netlink socket".into())?;
         Ok(Self::drive(connection, None))
     }
 
-    /// Opens the namespace pinned at `path`.
+    /// Opens a socket in the namespace pinned at `path`.
     pub async fn open_in(path: &Path) -> Result<Self, Error> {
         let connection = netns::enter(path, rtnetlink::new_connection)
             .await?
@@ -129,7 +129,7 @@ impl Links {
         }
     }
 
-    /// As [`Links::find`], where a missing link is an error.
+    /// Like [`Links::find`], but a missing link is an error.
     pub async fn link(&self, name: &str) -> Result<Link, Error> {
         self.find(name).await?.ok_or_else(|| Error::NoLink(name.to_owned()))
     }
@@ -146,7 +146,7 @@ impl Links {
         Ok(messages.into_iter().map(Link::from).collect())
     }
 
-    /// Removes a link by name; it may be gone already.
+    /// Removes a link by name; a missing one is no error.
     pub async fn remove(&self, name: &str) -> Result<(), Error> {
         let Some(link) = self.find(name).await? else { return Ok(()) };
         tolerate(self.handle.link().del(link.index).execute().await, &[libc::ENODEV])
@@ -158,8 +158,8 @@ impl Links {
         self.handle.link().change(message).execute().await.during(|| format!("set link {index} up"))
     }
 
-    /// Both ends in one message. The other one is down: the kernel answers ENOTCONN to an end that
-    /// is to be up before it has a peer.
+    /// Creates both ends with one message. The other end is down: the kernel returns ENOTCONN for
+    /// an end that should be up before it has a peer.
     pub async fn create_pair(&self, pair: &Pair<'_>) -> Result<(), Error> {
         let path = pair.peer_netns;
         let netns = File::open(path).during(|| format!("open netns {}", path.display()))?;
@@ -181,7 +181,7 @@ impl Links {
         created.map_err(|error| error.names("veth"))
     }
 
-    /// Makes a link a port of a bridge, or of none.
+    /// Makes a link a port of a bridge, or removes it from its bridge.
     pub async fn set_controller(&self, index: u32, bridge: Option<u32>) -> Result<(), Error> {
         let builder = LinkMessageBuilder::<LinkUnspec>::default().index(index);
         let message = builder.controller(bridge.unwrap_or(0)).build();
@@ -196,13 +196,13 @@ impl Links {
         changed.during(|| format!("change the hardware address of link {index}"))
     }
 
-    /// Sets switches in this namespace; see [`sysctl::set`].
+    /// Sets sysctls in this namespace; see [`sysctl::set`].
     pub async fn sysctls(&self, switches: Vec<(String, String)>) -> Result<(), Error> {
         let set = move || switches.iter().try_for_each(|(name, value)| sysctl::set(name, value));
         netns::enter_or_here(self.netns.as_deref(), set).await?
     }
 
-    /// Tells where an address of this link's network is, for good.
+    /// Adds a permanent neighbour entry for an address on this link.
     pub async fn ensure_neighbour(
         &self,
         index: u32,
@@ -229,8 +229,8 @@ impl Links {
         Ok(messages.iter().filter_map(address_of).collect())
     }
 
-    /// Puts an address on a link; it may be there already. IPv6 addresses skip duplicate detection:
-    /// they come from our own allocation and must work at once.
+    /// Adds an address to a link, if missing. IPv6 addresses skip duplicate detection: they come
+    /// from our own allocation and must work at once.
     pub async fn ensure_address(&self, index: u32, address: IpNet) -> Result<(), Error> {
         let mut request = self.handle.address().add(index, address.addr(), address.prefix_len());
         if address.addr().is_ipv6() {
@@ -240,7 +240,7 @@ impl Links {
             .during(|| format!("add address {address}"))
     }
 
-    /// Takes an address off a link; it may be gone already.
+    /// Removes an address from a link; a missing one is no error.
     pub async fn remove_address(&self, index: u32, address: IpNet) -> Result<(), Error> {
         let mut message = AddressMessage::default();
         message.header.index = index;
@@ -253,7 +253,7 @@ impl Links {
             .during(|| format!("remove address {address}"))
     }
 
-    /// Makes an address local to this node (on `lo`), as the cluster DNS address is on every node.
+    /// Adds an address to `lo`, like the cluster DNS address on every node.
     pub async fn ensure_local_address(&self, address: IpAddr) -> Result<(), Error> {
         self.set_loopback_up().await?;
         self.ensure_address(LOOPBACK, IpNet::from(address)).await
@@ -275,7 +275,7 @@ impl Links {
             .during(|| format!("set route {destination} {via:?}"))
     }
 
-    /// Removes the route to `destination` in the main table; it may be gone already.
+    /// Removes the route to `destination` in the main table; a missing one is no error.
     pub async fn remove_route(&self, destination: IpNet) -> Result<(), Error> {
         let mut message = route_to(destination);
         message.header.protocol = RouteProtocol::Unspec;
@@ -285,11 +285,10 @@ impl Links {
             .during(|| format!("remove route {destination}"))
     }
 
-    /// Makes cluster addresses routable for the node's own processes: routing happens before the
-    /// address translation of the output hook, so a node without a default route would answer
-    /// ENETUNREACH. True when a route was needed (and is there now, by way of `link`, the pods'
-    /// bridge). Not by way of `lo`: from there the kernel sends no refusals, so that a service
-    /// without endpoints would time out.
+    /// Makes Service addresses routable for the node's own processes: routing precedes the address
+    /// translation of the output hook, so a node without a default route would return ENETUNREACH. True when
+    /// a route was needed; it now leads through `link`, the pods' bridge. A route through `lo` would not do:
+    /// the kernel sends no refusals from there, so that a Service without endpoints would time out.
     pub async fn ensure_service_route(
         &self,
         service_cidr: IpNet,
@@ -304,11 +303,11 @@ impl Links {
         Ok(true)
     }
 
-    /// The interface of the default route (lowest metric; IPv4 first) and its primary address, or
-    /// else the first interface that is up and has an address for the world.
+    /// The interface of the default route (lowest metric; IPv4 first) with its primary address. Without a
+    /// default route: the first interface that is up and has a global address with a network.
     pub async fn uplink(&self) -> Result<Option<Uplink>, Error> {
         let mut links = self.list().await?;
-        // Older kernels list them in no order.
+        // Older kernels list links in no order.
         links.sort_by_key(|link| link.index);
         let addresses = self.addresses().await?;
         let mut candidates = Vec::new();
@@ -319,7 +318,7 @@ impl Links {
             candidates.extend(defaults.iter().filter_map(|route| Some((v4, oif(route)?))));
         }
         for v4 in [true, false] {
-            // An address without a network, as on pods' links, is none for the world.
+            // An address without a network, as on the pods' links, does not count.
             let has_network = |link: &&Link| {
                 let wide = |a: &Address| {
                     a.link == link.index && a.net.prefix_len() < a.net.max_prefix_len()
@@ -336,8 +335,8 @@ impl Links {
         }))
     }
 
-    /// Destinations in the main table that leave by this link, host routes of its own addresses
-    /// and link-local ones left out.
+    /// Destinations in the main table that leave by this link, except host routes of its own
+    /// addresses and link-local ones.
     pub async fn routes_by(&self, link: u32) -> Result<Vec<IpNet>, Error> {
         let mut found = Vec::new();
         for v4 in [true, false] {
@@ -353,7 +352,7 @@ impl Links {
         Ok(found)
     }
 
-    /// The link with this address.
+    /// The link that has this address.
     pub async fn link_of(&self, address: IpAddr) -> Result<Option<Link>, Error> {
         let held = self.addresses().await?.into_iter().find(|held| held.net.addr() == address);
         let Some(held) = held else { return Ok(None) };
@@ -420,7 +419,7 @@ impl From<LinkMessage> for Link {
 }
 
 fn address_of(message: &AddressMessage) -> Option<Address> {
-    // On point-to-point links IFA_ADDRESS is the peer and IFA_LOCAL is ours; IPv6 has no IFA_LOCAL.
+    // On point-to-point links IFA_ADDRESS is the peer's and IFA_LOCAL is ours; IPv6 has no IFA_LOCAL.
     let local = message.attributes.iter().find_map(|attribute| match attribute {
         AddressAttribute::Local(address) => Some(*address),
         _ => None,

@@ -1,10 +1,10 @@
 //! The kernel's modules that pods and Services need, loaded before the first use.
 //!
-//! By itself the kernel loads them one after the other, each with a process of its own, while the
-//! first transaction waits. [`load`] starts one `modprobe` for all of them. Where there is none (an
-//! image without `kmod`, a kernel with everything built in) the kernel's own way is left.
-//! In: names. Out: modules in the kernel; from [`missing`], the names of those that cannot be had.
-//! Invariant: [`missing`] leaves nothing: what it tries is added and deleted in one transaction.
+//! The kernel would load them one after the other, each with its own process, while the first
+//! transaction waits. [`load`] starts one `modprobe` for all of them. Without `modprobe` (an image
+//! without `kmod`, a kernel with everything built in) the kernel loads them itself.
+//! In: names. Out: modules in the kernel; from [`missing`], the names of unavailable modules.
+//! Invariant: [`missing`] leaves nothing behind: it adds and deletes in one transaction.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -17,9 +17,9 @@ use crate::nft::{
     Verdict, diff,
 };
 
-/// For pods.
+/// The modules for pods.
 pub const PODS: &[&str] = &["veth", "bridge"];
-/// For Services, host ports, and pods of other nodes.
+/// The modules for Services, host ports, and pods of other nodes.
 pub const SERVICES: &[&str] = &[
     "nf_tables",
     "nf_conntrack",
@@ -36,12 +36,12 @@ pub const SERVICES: &[&str] = &[
     "vxlan",
 ];
 
-/// The program that the kernel itself starts.
+/// The path of the program that the kernel itself starts.
 const MODPROBE: &str = "/proc/sys/kernel/modprobe";
 const LIMIT: Duration = Duration::from_secs(60);
 const PROBE: &str = "decapod-probe";
 
-/// Loads what is not loaded yet. Best effort: what is missing afterwards is named by its first use.
+/// Loads the modules that are not loaded yet. Best effort: the first use of a missing module reports it.
 pub async fn load(names: &[&str]) {
     let is_loaded = |name: &&&str| Path::new("/sys/module").join(name).exists();
     let wanted: Vec<&str> = names.iter().filter(|name| !is_loaded(name)).copied().collect();
@@ -53,17 +53,19 @@ pub async fn load(names: &[&str]) {
     modprobe.arg("-a").arg("-q").args(&wanted).kill_on_drop(true);
     modprobe.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     match tokio::time::timeout(LIMIT, modprobe.status()).await {
-        Ok(Ok(status)) => tracing::debug!(?wanted, %status, "asked for kernel modules"),
-        Ok(Err(error)) => tracing::debug!(program = program.trim(), %error, "no modprobe"),
-        Err(_) => tracing::warn!(?wanted, "modprobe does not end"),
+        Ok(Ok(status)) => tracing::debug!(?wanted, %status, "ran modprobe for kernel modules"),
+        Ok(Err(error)) => {
+            tracing::debug!(program = program.trim(), %error, "failed to run modprobe")
+        }
+        Err(_) => tracing::warn!(?wanted, "modprobe did not end in time"),
     }
 }
 
-/// Which modules of nftables the kernel neither has nor can load. Blocks, while it loads them.
+/// The nftables modules that the kernel neither has nor can load. Blocks while it loads modules.
 pub fn missing(nft: &mut Nft) -> Result<Vec<&'static str>, Error> {
     let all = probes();
     let rulesets = all.iter().map(|(_, ruleset)| ruleset);
-    // All in one: the kernel notes what it lacks of a transaction, and loads that together.
+    // One transaction: the kernel collects the missing modules of a transaction and loads them together.
     if nft.apply(&trial(rulesets)).is_ok() {
         return Ok(vec![]);
     }
@@ -78,7 +80,7 @@ pub fn missing(nft: &mut Nft) -> Result<Vec<&'static str>, Error> {
     Ok(missing)
 }
 
-/// Adds and deletes.
+/// A transaction that adds and deletes the rulesets.
 fn trial<'a>(rulesets: impl IntoIterator<Item = &'a Ruleset>) -> Batch {
     let mut batch = Batch::default();
     for ruleset in rulesets {
@@ -88,7 +90,7 @@ fn trial<'a>(rulesets: impl IntoIterator<Item = &'a Ruleset>) -> Batch {
     batch
 }
 
-/// What needs each module, in the order of their dependence: without tables there are no chains.
+/// A ruleset that needs each module, in dependency order: without tables there are no chains.
 fn probes() -> Vec<(&'static str, Ruleset)> {
     let mut out = vec![];
     for ip in [Ip::V4, Ip::V6] {

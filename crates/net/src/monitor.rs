@@ -1,16 +1,15 @@
-//! Word from the kernel when somebody changes its network: netlink's multicast groups.
+//! Notices other programs' changes to the kernel's network, with netlink's multicast groups.
 //!
 //! ```text
 //!  `nft flush ruleset`, `ip link del`, a firewall's restart ─► kernel ─► Monitor::told
 //! ```
 //!
-//! In: a namespace; out: a wait that ends when a change matters to the caller, who then makes anew
-//! what he made there. So nobody has to look again and again.
+//! In: a namespace. Out: a wait that ends when a relevant change happens. The caller then restores
+//! its objects there, so no polling is needed.
 //!
-//! Invariants: changes to rules that go through the given socket tell nothing (a filter in the kernel
-//! keeps them out: a large transaction of one's own would fill the buffer); of links, only what takes
-//! something away is told, so that making it anew tells nothing either; messages that were lost count
-//! as a change that matters.
+//! Invariants: rule changes through the given socket are not reported: a filter in the kernel drops
+//! them, because a large transaction would fill the buffer. For links, only losses are reported, so
+//! that restoring an object reports nothing. Lost messages count as a relevant change.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -31,7 +30,7 @@ use crate::nft::{self, Nft};
 
 const RECEIVE_BUFFER: usize = 1 << 20;
 const BUFFER: usize = 64 << 10;
-/// Where a message's header names the socket whose request it tells of.
+/// The offset of the header field with the sender's port id.
 const SENDER_AT: u32 = 12;
 const RULES: u32 = 1 << (libc::NFNLGRP_NFTABLES - 1);
 const LINKS: u32 = (libc::RTMGRP_LINK
@@ -40,37 +39,37 @@ const LINKS: u32 = (libc::RTMGRP_LINK
     | libc::RTMGRP_IPV6_IFADDR
     | libc::RTMGRP_IPV4_ROUTE
     | libc::RTMGRP_IPV6_ROUTE) as u32;
-/// The number of a generation, which is no table's.
+/// The message with a new generation number, which belongs to no table.
 const NFT_MSG_NEWGEN: u16 = 15;
 const NFTA_TABLE: u16 = 1;
 const RTA_OIF: u16 = 4;
-/// `rtmsg`, before its attributes.
+/// The length of `rtmsg`, which precedes the attributes.
 const ROUTE_HEADER: usize = 12;
 
-/// What somebody changed.
+/// A change that another program made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change<'a> {
     /// A table of nftables, by its family's number.
     Rules { family: u8, table: &'a str },
-    /// The link of this index is gone or down, or lost an address, a route or a neighbour.
+    /// The link of this index was removed or set down, or lost an address, a route or a neighbour.
     Link(u32),
 }
 
-/// A netlink socket that listens.
+/// A netlink socket that receives notifications.
 pub struct Monitor {
     socket: AsyncFd<OwnedFd>,
-    /// Something that matters was told, and the caller does not know it yet.
+    /// A relevant change happened since the last [`Monitor::forget`].
     told: bool,
 }
 
 impl Monitor {
-    /// Changes to nftables by others than `own`.
+    /// Watches nftables for changes by others than `own`.
     pub fn of_rules(netns: Option<&Path>, own: &Nft) -> Result<Self, nft::Error> {
         let filter = all_but(own.port()?);
         Ok(Self::open(netns, SockProtocol::NetlinkNetFilter, RULES, &filter)?)
     }
 
-    /// What links, routes and neighbours lose.
+    /// Watches links, routes and neighbours for losses.
     pub fn of_links(netns: Option<&Path>) -> Result<Self, Error> {
         Self::open(netns, SockProtocol::NetlinkRoute, LINKS, &[])
     }
@@ -88,14 +87,14 @@ impl Monitor {
         };
         let during = || "listen to the kernel".into();
         let fd = listening.during(during)?;
-        // SAFETY: the descriptor is owned by what holds the registration, and closed with it.
+        // SAFETY: the registration owns the descriptor and closes it.
         let registered = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) };
         let socket = registered.map_err(io::Error::from).during(during)?;
         Ok(Self { socket, told: false })
     }
 
-    /// Resolves when a change that matters was told, and at once from then on until
-    /// [`Monitor::forget`]: it may be dropped while it waits.
+    /// Resolves after a relevant change, then at once until [`Monitor::forget`]. Dropping the
+    /// future loses nothing.
     pub async fn told(&mut self, matters: impl Fn(Change<'_>) -> bool) -> Result<(), Error> {
         let during = || "listen to the kernel".into();
         while !self.told {
@@ -107,7 +106,7 @@ impl Monitor {
         Ok(())
     }
 
-    /// What was told until now is about to be made good.
+    /// Forgets the changes until now. Call this before restoring the objects.
     pub fn forget(&mut self) -> Result<(), Error> {
         self.told = false;
         drain(self.socket.get_ref(), &|_| false).during(|| "listen to the kernel".into())?;
@@ -122,7 +121,7 @@ fn listen(
 ) -> io::Result<OwnedFd> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let fd = socket(AddressFamily::Netlink, SockType::Raw, flags, protocol)?;
-    // Not the end of the world without: what is lost counts as a change.
+    // May fail without harm: lost messages count as a change.
     let _ = setsockopt(&fd, sockopt::RcvBufForce, &RECEIVE_BUFFER);
     if !filter.is_empty() {
         attach(&fd, filter)?;
@@ -131,11 +130,11 @@ fn listen(
     Ok(fd)
 }
 
-/// A filter that drops what tells of one socket's requests. All messages that come at once are of one
-/// request.
+/// A socket filter that drops notifications about one socket's requests. All messages of one
+/// datagram belong to one request.
 fn all_but(port: u32) -> [libc::sock_filter; 4] {
     let step = |code: u32, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf, k };
-    // Words are loaded as if they were big-endian; this one is in the machine's order.
+    // The filter loads words as big-endian; this one is in host byte order.
     let port = u32::from_be_bytes(port.to_ne_bytes());
     [
         step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, SENDER_AT),
@@ -148,11 +147,11 @@ fn all_but(port: u32) -> [libc::sock_filter; 4] {
 fn attach(fd: &OwnedFd, filter: &[libc::sock_filter]) -> io::Result<()> {
     let program = libc::sock_fprog {
         len: filter.len() as libc::c_ushort,
-        // The kernel copies it, and writes nothing.
+        // The kernel copies the filter and does not write to it.
         filter: filter.as_ptr().cast_mut(),
     };
-    // SAFETY: the descriptor is open, the pointer and length describe `program`, which describes
-    // `filter`; both live through the call.
+    // SAFETY: the descriptor is open; pointer and length describe `program`, which describes
+    // `filter`; both outlive the call.
     let done = unsafe {
         libc::setsockopt(
             fd.as_raw_fd(),
@@ -165,7 +164,7 @@ fn attach(fd: &OwnedFd, filter: &[libc::sock_filter]) -> io::Result<()> {
     Errno::result(done).map(drop).map_err(io::Error::from)
 }
 
-/// Reads all that is there; whether any of it matters.
+/// Reads all queued messages; returns whether one of them matters.
 fn drain(fd: &OwnedFd, matters: &impl Fn(Change<'_>) -> bool) -> io::Result<bool> {
     let mut buffer = vec![0; BUFFER];
     let mut told = false;
@@ -196,12 +195,12 @@ fn change(kind: u16, body: &[u8]) -> Option<Change<'_>> {
     if kind >> 8 == SUBSYSTEM {
         return rules(kind & 0xff, body);
     }
-    // `ifinfomsg`, `ifaddrmsg` and `ndmsg` have the link's index after four bytes.
+    // In `ifinfomsg`, `ifaddrmsg` and `ndmsg` the link's index follows four bytes.
     let link = number(body, 4).map(Change::Link);
     match kind {
         libc::RTM_DELLINK | libc::RTM_DELADDR => link,
         libc::RTM_NEWLINK => link.filter(|_| went_down(body)),
-        // Those for multicast come and go by themselves.
+        // The kernel removes multicast neighbours by itself.
         libc::RTM_DELNEIGH => link.filter(|_| !body.get(8..10).is_some_and(is_static)),
         libc::RTM_DELROUTE => {
             let attributes = attributes(body.get(ROUTE_HEADER..)?);
@@ -216,15 +215,15 @@ fn rules(kind: u16, body: &[u8]) -> Option<Change<'_>> {
     if kind == NFT_MSG_NEWGEN {
         return None;
     }
-    // Whatever the object is, its table is attribute 1, and a table's own name too.
+    // Attribute 1 of every object is its table; for a table it is its own name.
     let mut attributes = attributes(body.get(GENERIC_HEADER..)?);
     let (_, table) = attributes.find(|(kind, _)| *kind == NFTA_TABLE)?;
     let table = std::str::from_utf8(table).ok()?.trim_end_matches('\0');
     Some(Change::Rules { family: *body.first()?, table })
 }
 
-/// `ifinfomsg` has the link's flags, and which of them changed: all of them when it is new, and then
-/// it is not up yet.
+/// `ifinfomsg` has the link's flags and a mask of changed flags. For a new link the mask is all
+/// ones, and the link is not up yet.
 fn went_down(body: &[u8]) -> bool {
     let (Some(flags), Some(changed)) = (number(body, 8), number(body, 12)) else { return false };
     changed != u32::MAX && changed & !flags & libc::IFF_UP as u32 != 0
@@ -243,22 +242,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_tell_what_is_lost() {
+    fn messages_report_losses() {
         let check = |kind: u16, words: &[u32], expected: Option<u32>| {
             let body: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
             assert_eq!(change(kind, &body), expected.map(Change::Link), "{kind} {words:x?}");
         };
-        // Family, index, flags, which of them changed: as the kernel tells of a VXLAN device.
+        // Family, index, flags, mask of changed flags: the kernel's messages for a VXLAN device.
         check(libc::RTM_NEWLINK, &[0, 3, 0x1002, u32::MAX], None);
         check(libc::RTM_NEWLINK, &[0, 3, 0x11043, 1], None);
         check(libc::RTM_NEWLINK, &[0, 3, 0x1002, 0], None);
         check(libc::RTM_NEWLINK, &[0, 3, 0x1002, 1], Some(3));
         check(libc::RTM_DELLINK, &[0, 3, 0x1002, u32::MAX], Some(3));
         check(libc::RTM_DELADDR, &[2, 3], Some(3));
-        // Family, index, state: permanent, and that of multicast.
+        // Family, index, state: a permanent neighbour, and a multicast one.
         check(libc::RTM_DELNEIGH, &[2, 3, 0x80], Some(3));
         check(libc::RTM_DELNEIGH, &[10, 3, 0x40], None);
-        // Three words, then the attribute of the link.
+        // Three words, then the attribute with the link.
         let (length, kind) = (8u16.to_ne_bytes(), RTA_OIF.to_ne_bytes());
         let attribute = u32::from_ne_bytes([length[0], length[1], kind[0], kind[1]]);
         check(libc::RTM_DELROUTE, &[0, 0, 0, attribute, 3], Some(3));

@@ -1,9 +1,9 @@
 //! Network namespaces pinned to files, and work inside them.
 //!
-//! A namespace belongs to a thread, and tokio's threads are shared: so every function here starts a
-//! thread, lets it enter the namespace, and lets it end there. A socket keeps the namespace it was
-//! created in, whichever thread uses it later; [`tcp_socket`] and friends rely on that and hand
-//! sockets back to the caller's runtime.
+//! A namespace belongs to a thread, and tokio's threads are shared. So every function here starts a
+//! thread, which enters the namespace and ends there. A socket keeps the namespace in which it was
+//! created, whichever thread uses it later. [`tcp_socket`] and similar functions rely on that and
+//! return sockets to the caller's runtime.
 //!
 //! Pinning is a bind mount of `/proc/thread-self/ns/net`, so it happens in the caller's mount
 //! namespace and outlives the process.
@@ -21,11 +21,11 @@ use tokio::sync::oneshot;
 
 use crate::error::{During, Error};
 
-/// The file system that namespace files are on.
+/// The file system type of namespace files.
 const NSFS: FsType = FsType(0x6e73_6673);
 
-/// Makes a new network namespace (loopback down, nothing else in it) and pins it to `path`. The
-/// directory is made when missing. Fails with EEXIST when a namespace is pinned there already.
+/// Creates a new network namespace (loopback down, otherwise empty) and pins it to `path`. Creates
+/// the directory if missing. Fails with EEXIST when a namespace is already pinned there.
 pub fn create(path: &Path) -> Result<(), Error> {
     if is_pinned(path) {
         let source = io::Error::from_raw_os_error(libc::EEXIST);
@@ -47,16 +47,16 @@ pub fn create(path: &Path) -> Result<(), Error> {
             .during(|| format!("pin netns at {}", path.display()))
     });
     if made.is_err() {
-        // Best effort: the error that counts is the first one.
+        // Best effort: the first error is the one to report.
         let _ = fs::remove_file(path);
     }
     made
 }
 
-/// Unpins the namespace and removes the file; both may be gone already. The kernel drops the
-/// namespace with the last process and socket in it.
+/// Unpins the namespace and removes the file; both may be gone already. The kernel frees the
+/// namespace with its last process and socket.
 pub fn remove(path: &Path) -> Result<(), Error> {
-    // A file may have been mounted over more than once; `is_pinned` is false when the last is off.
+    // The file may have several mounts; `is_pinned` is false after the last unmount.
     while is_pinned(path) {
         umount2(path, MntFlags::MNT_DETACH).during(|| format!("unmount {}", path.display()))?;
     }
@@ -81,8 +81,8 @@ pub fn run<T: Send>(path: &Path, work: impl FnOnce() -> T + Send) -> Result<T, E
     })
 }
 
-/// As [`run`], without blocking the runtime's threads. The runtime is entered, so that `work` may
-/// make tokio sockets.
+/// Like [`run`], without blocking the runtime's threads. The thread has entered the runtime, so
+/// that `work` may create tokio sockets.
 pub async fn enter<T: Send + 'static>(
     path: &Path,
     work: impl FnOnce() -> T + Send + 'static,
@@ -94,14 +94,14 @@ pub async fn enter<T: Send + 'static>(
         .name("netns".into())
         .spawn(move || {
             let _entered = runtime.enter();
-            // The receiver is gone when the caller lost interest.
+            // The receiver is gone when the caller was cancelled.
             let _ = done.send(join(&path).map(|()| work()));
         })
         .during(|| "start a thread".into())?;
     result.await.unwrap_or(Err(Error::Worker))
 }
 
-/// As [`enter`] when there is a namespace; else runs `work` where the process is.
+/// Like [`enter`] if `path` is set; otherwise runs `work` in the process's namespace.
 pub async fn enter_or_here<T: Send + 'static>(
     path: Option<&Path>,
     work: impl FnOnce() -> T + Send + 'static,
@@ -112,7 +112,7 @@ pub async fn enter_or_here<T: Send + 'static>(
     }
 }
 
-/// A TCP socket of the namespace at `path`, not yet bound or connected.
+/// A TCP socket in the namespace at `path`, not yet bound or connected.
 pub async fn tcp_socket(path: &Path, family: &IpAddr) -> Result<TcpSocket, Error> {
     let v4 = family.is_ipv4();
     enter(path, move || if v4 { TcpSocket::new_v4() } else { TcpSocket::new_v6() })
@@ -120,7 +120,7 @@ pub async fn tcp_socket(path: &Path, family: &IpAddr) -> Result<TcpSocket, Error
         .during(|| format!("socket in {}", path.display()))
 }
 
-/// Connects from inside the namespace, as a process in the pod would (probes, port-forward).
+/// Connects from inside the namespace, like a process in the pod (probes, port-forward).
 pub async fn connect(path: &Path, to: SocketAddr) -> Result<TcpStream, Error> {
     let socket = tcp_socket(path, &to.ip()).await?;
     socket.connect(to).await.during(|| format!("connect to {to} in {}", path.display()))

@@ -1,4 +1,4 @@
-//! The pod network of one node: a veth pair per pod, and routes. Pods are routed, not switched.
+//! The pod network of one node: a veth pair per pod, and routes. Pods are routed, not bridged.
 //!
 //! ```text
 //!  pod netns                          node netns
@@ -7,14 +7,14 @@
 //!  10.42.0.1 is at 0a:58:0a:2a:00:01  10.42.0.7 is at 0a:58:0a:2a:00:07
 //! ```
 //!
-//! Every packet of a pod passes the node's rules, also one to a pod of the same node: Services need
-//! that, and a switched answer would pass no rule where the kernel has no `br_netfilter`. It also
-//! keeps pods from speaking for each other by ARP.
-//! The gateway's address is on each veth, so that the node asks and masquerades with it. The bridge
-//! has it, too: it is there before the first pod, and takes what is for addresses without a pod.
-//! Both ends have permanent neighbour entries: nothing waits for ARP, NDP or duplicate detection.
+//! Every packet of a pod passes the node's rules, even to a pod of the same node. Services need
+//! that: without the kernel module `br_netfilter`, a bridged answer would pass no rule. Routing
+//! also prevents ARP spoofing between pods.
+//! Each veth has the gateway's address, so that the node uses it for ARP and for masquerading. The bridge has
+//! the address, too: it exists before the first pod, and takes packets for addresses without a pod.
+//! Both ends have permanent neighbour entries: no packet waits for ARP, NDP or duplicate detection.
 //! Hardware addresses derive from IP addresses.
-//! Former versions switched: [`adopt_pod`] moves their pods over, and connections stay.
+//! Earlier versions bridged pods. [`adopt_pod`] converts them, and their connections continue.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -28,7 +28,7 @@ use crate::links::{Links, Pair, Via};
 /// The interface's name inside every pod.
 pub const POD_INTERFACE: &str = "eth0";
 
-/// The bridge as it is in the kernel. It has no ports; what counts is that it has the addresses.
+/// The bridge in the kernel. It has no ports; it holds the gateways' addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bridge {
     pub name: String,
@@ -36,10 +36,10 @@ pub struct Bridge {
     pub mtu: u32,
 }
 
-/// What a pod gets.
+/// How to connect a pod.
 #[derive(Clone, Debug)]
 pub struct PodAttachment {
-    /// Where the pod's network namespace is pinned.
+    /// The path of the pod's pinned network namespace.
     pub netns: PathBuf,
     /// The name of the node's end of the pair; at most 15 bytes, unique on the node.
     pub host_veth: String,
@@ -48,11 +48,11 @@ pub struct PodAttachment {
     /// The node's addresses in the pod network, one for each of those families.
     pub gateways: Vec<IpAddr>,
     pub mtu: u32,
-    /// A port of the node's 127.0.0.1 leads into the pod.
+    /// A host port on 127.0.0.1 leads into the pod.
     pub from_loopback: bool,
 }
 
-/// What a pod got.
+/// The result of connecting a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodLink {
     pub interface: String,
@@ -62,7 +62,7 @@ pub struct PodLink {
 }
 
 impl Bridge {
-    /// Makes the bridge, or repairs it: up, with this MTU and all gateway addresses.
+    /// Creates or repairs the bridge: up, with this MTU and all gateway addresses.
     pub async fn ensure(
         links: &Links,
         name: &str,
@@ -96,26 +96,26 @@ impl Bridge {
     }
 }
 
-/// Connects a pod: veth pair, addresses, routes, loopback. A leftover pair of that name is
-/// replaced. On failure nothing is left behind.
+/// Connects a pod: veth pair, addresses, routes, loopback. Replaces a leftover pair of that name. A
+/// failure leaves nothing behind.
 pub async fn attach_pod(links: &Links, pod: &PodAttachment) -> Result<PodLink, Error> {
     let attached = attach(links, pod).await;
     if attached.is_err() {
-        // Best effort: the error that counts is the first one.
+        // Best effort: the first error is the one to report.
         let _ = links.remove(&pod.host_veth).await;
     }
     attached
 }
 
-/// Repairs the node's end of a pod that an earlier process attached, and moves a pod over that is
-/// on a bridge. False when the pod has no pair.
+/// Repairs the node's end of a pod from an earlier process, and moves a bridged pod off its bridge.
+/// False when the pod has no veth pair.
 pub async fn adopt_pod(links: &Links, pod: &PodAttachment) -> Result<bool, Error> {
     let Some(host) = links.find(&pod.host_veth).await? else { return Ok(false) };
     let gateway = pod.gateway_mac()?;
     let is_switched = host.controller.is_some();
     if is_switched {
         links.set_controller(host.index, None).await?;
-        // The pod knows the gateway by the bridge's hardware address.
+        // The pod has the bridge's hardware address in its neighbour entry for the gateway.
         links.set_mac(host.index, &gateway).await?;
     }
     configure_host(links, pod, host.index).await?;
@@ -128,13 +128,13 @@ pub async fn adopt_pod(links: &Links, pod: &PodAttachment) -> Result<bool, Error
     Ok(true)
 }
 
-/// Disconnects a pod; true also when it was not connected (any more).
+/// Disconnects a pod. Succeeds also when the pod was not connected.
 pub async fn detach_pod(links: &Links, host_veth: &str) -> Result<(), Error> {
     links.remove(host_veth).await
 }
 
 impl PodAttachment {
-    /// One for all families, and for all pods of the node.
+    /// The hardware address of the gateway, for all families and all pods of the node.
     fn gateway_mac(&self) -> Result<[u8; 6], Error> {
         let first = self.gateways.first();
         first.map(mac_of).ok_or_else(|| Error::Invalid("no gateway address".into()))
@@ -173,7 +173,7 @@ async fn attach(links: &Links, pod: &PodAttachment) -> Result<PodLink, Error> {
 
 async fn configure_host(links: &Links, pod: &PodAttachment, index: u32) -> Result<(), Error> {
     let switch = |name: &str| format!("net/ipv4/conf/{}/{name}", pod.host_veth);
-    // A pod that reaches itself by way of a Service is on the shortest way already.
+    // No redirects: a pod that reaches itself through a Service has no shorter route.
     let mut switches = vec![(switch("send_redirects"), "0".to_owned())];
     if pod.from_loopback {
         switches.push((switch("route_localnet"), "1".to_owned()));
@@ -207,7 +207,7 @@ async fn configure_inside(
     Ok(())
 }
 
-/// As a port of a bridge the pod reached those of its network directly.
+/// Removes the on-link routes that a bridged pod had to its network.
 async fn forget_neighbours(inside: &Links, pod: &PodAttachment, eth0: u32) -> Result<(), Error> {
     for held in inside.addresses().await? {
         let net = held.net;
@@ -215,8 +215,8 @@ async fn forget_neighbours(inside: &Links, pod: &PodAttachment, eth0: u32) -> Re
         if !is_own || net.prefix_len() == net.max_prefix_len() {
             continue;
         }
-        // The address itself stays: with the whole length, or where it can be there once only (IPv6)
-        // without the route to its network.
+        // Keeps the address itself. An IPv4 address exists a second time with its full length. An
+        // IPv6 address exists only once, so only its route is removed.
         match net.addr() {
             IpAddr::V4(_) => inside.remove_address(eth0, net).await?,
             IpAddr::V6(_) => inside.remove_route(net.trunc()).await?,
@@ -230,11 +230,11 @@ fn everything(like: &IpAddr) -> IpNet {
     net.parse().expect("a literal network")
 }
 
-/// A locally administered hardware address made from an IP address.
+/// A locally administered hardware address, derived from an IP address.
 pub fn mac_of(address: &IpAddr) -> [u8; 6] {
     let tail = match address {
         IpAddr::V4(v4) => v4.octets(),
-        // Fold the whole address, so that networks with equal last bits differ.
+        // XORs the whole address, so that networks with equal last bits differ.
         IpAddr::V6(v6) => v6.octets().chunks(4).fold([0; 4], |mut sum, chunk| {
             sum.iter_mut().zip(chunk).for_each(|(s, c)| *s ^= c);
             sum

@@ -1,7 +1,7 @@
-//! The switches under `/proc/sys/net` that pod networking needs, per network namespace.
+//! The sysctls under `/proc/sys/net` that pod networking needs, per network namespace.
 //!
-//! `net.ipv4.conf.all.route_localnet` is left alone on purpose: node ports do not answer on
-//! 127.0.0.1, as with upstream's nftables mode.
+//! `net.ipv4.conf.all.route_localnet` is deliberately not set: as in upstream's nftables mode, node
+//! ports do not answer on 127.0.0.1.
 
 use std::fs;
 use std::io;
@@ -16,21 +16,21 @@ const CONNECTIONS_PER_CORE: usize = 32 << 10;
 const FEWEST_CONNECTIONS: usize = 128 << 10;
 const MOST_CONNECTIONS: usize = 1 << 20;
 
-/// Turns on what a node needs: forwarding for both families. The namespace is `netns`, or the caller's.
-/// Netfilter for bridged packets is left as it is: our pods are routed (see `pods`).
+/// Enables forwarding for both families, in the namespace `netns` or the caller's. Netfilter for
+/// bridged packets is not changed: our pods are routed (see `pods`).
 pub async fn prepare_node(netns: Option<&Path>) -> Result<(), Error> {
     netns::enter_or_here(netns, || {
         set("net.ipv4.ip_forward", "1")?;
-        // The kernel takes this or the interface's own switch; see `pods`.
+        // The kernel uses this or the interface's own value; see `pods`.
         set("net.ipv4.conf.all.send_redirects", "0")?;
         set_if_present("net.ipv6.conf.all.forwarding", "1").map(drop)
     })
     .await?
 }
 
-/// Connections of Services are tracked: as many and as long as upstream's kube-proxy has it by default.
-/// To be called when the kernel tracks connections. The table's size is the machine's, not a
-/// namespace's: it is only ever raised, and left alone where it cannot be written.
+/// Sets the size and timeouts of connection tracking to upstream's kube-proxy defaults. Call this
+/// after connection tracking is loaded. The size applies to the whole machine: it is only raised,
+/// and a failure to write it is only logged.
 pub async fn prepare_tracking(netns: Option<&Path>) -> Result<(), Error> {
     netns::enter_or_here(netns, || {
         set_if_present("net.netfilter.nf_conntrack_tcp_timeout_established", ONE_DAY)?;
@@ -42,15 +42,15 @@ pub async fn prepare_tracking(netns: Option<&Path>) -> Result<(), Error> {
         if now.is_some_and(|now: usize| now < wanted)
             && let Err(error) = set(most, &wanted.to_string())
         {
-            tracing::debug!(%error, "the connection table keeps its size");
+            tracing::debug!(%error, "failed to raise nf_conntrack_max");
         }
         Ok(())
     })
     .await?
 }
 
-/// Writes one switch in the calling thread's namespace. The write is skipped when the value is
-/// there already, so that a read-only `/proc/sys` with the right values is good enough.
+/// Writes a sysctl in the calling thread's namespace. Skips the write when the value is already
+/// set, so that a read-only `/proc/sys` with the right values is enough.
 pub fn set(name: &str, value: &str) -> Result<(), Error> {
     let path = file_of(name);
     if fs::read_to_string(&path).is_ok_and(|now| now.trim() == value) {
@@ -67,7 +67,7 @@ pub fn set(name: &str, value: &str) -> Result<(), Error> {
     })
 }
 
-/// As [`set`], and `Ok(false)` when this kernel does not have the switch.
+/// Like [`set`], but returns `Ok(false)` when this kernel lacks the sysctl.
 pub fn set_if_present(name: &str, value: &str) -> Result<bool, Error> {
     match set(name, value) {
         Ok(()) => Ok(true),
@@ -76,7 +76,7 @@ pub fn set_if_present(name: &str, value: &str) -> Result<bool, Error> {
     }
 }
 
-/// `a.b.c` or, where a name itself holds a dot (`eth0.100`), `a/b/c`, as sysctl(8) has it.
+/// Accepts `a.b.c` or, for names that contain a dot (`eth0.100`), `a/b/c`, like sysctl(8).
 fn file_of(name: &str) -> PathBuf {
     let path = if name.contains('/') { name.to_owned() } else { name.replace('.', "/") };
     Path::new("/proc/sys").join(path)

@@ -1,9 +1,9 @@
-//! The overlay between nodes that share no layer-2 network: one VXLAN device per node, peers as
-//! permanent neighbour and forwarding entries, no learning and no multicast.
+//! The overlay between nodes without a common layer-2 network: one VXLAN device per node, with
+//! permanent neighbour and forwarding entries for the peers. No learning, no multicast.
 //!
-//! Everything a peer must know follows from the node's object: the tunnel end's address is the
-//! first address of the pod network (`10.42.1.0`), its hardware address derives from it, the
-//! outer address is the node's internal IP. So nodes exchange nothing beyond the API.
+//! A peer needs only the Node object: the tunnel's inner address is the first address of the pod
+//! network (`10.42.1.0`), its hardware address derives from it, and the outer address is the node's
+//! internal IP. So nodes exchange data only through the API.
 
 use std::net::IpAddr;
 
@@ -16,10 +16,10 @@ use crate::pods::mac_of;
 
 /// The device's name on every node.
 pub const DEVICE: &str = "decapod.1";
-/// As flannel has it, so that firewalls opened for it fit.
+/// flannel's values, so that firewalls opened for flannel fit.
 pub const VNI: u32 = 1;
 pub const PORT: u16 = 8472;
-/// Outer Ethernet, IP, UDP and VXLAN headers (IPv4 outside).
+/// The size of the outer Ethernet, IP, UDP and VXLAN headers (IPv4 outside).
 pub const OVERHEAD: u32 = 50;
 
 #[derive(Clone, Debug)]
@@ -27,7 +27,7 @@ pub struct Vxlan {
     pub name: String,
     pub vni: u32,
     pub port: u16,
-    /// The node's own outer address and the interface that has it.
+    /// The node's own outer address, and the interface that has it.
     pub local: IpAddr,
     pub device: String,
     /// This node's pod network.
@@ -48,8 +48,8 @@ impl Vxlan {
         Self { name, vni: VNI, port: PORT, local, device, pod_cidr }
     }
 
-    /// Makes the device, or makes it anew when its hardware address says that it is for another pod
-    /// network. The MTU is the outer link's less [`OVERHEAD`].
+    /// Creates the device, or recreates it when its hardware address belongs to another pod
+    /// network. Its MTU is the outer link's minus [`OVERHEAD`].
     pub async fn ensure(&self, links: &Links) -> Result<Link, Error> {
         let mac = mac_of(&self.pod_cidr.network());
         if let Some(old) = links.find(&self.name).await?
@@ -79,7 +79,7 @@ impl Vxlan {
         Ok(link)
     }
 
-    /// Makes a peer's pods reachable.
+    /// Adds the entries and the route that reach a peer's pods.
     pub async fn ensure_peer(&self, links: &Links, peer: &Peer) -> Result<(), Error> {
         let link = links.link(&self.name).await?;
         let end = peer.pod_cidr.network();
@@ -98,7 +98,7 @@ impl Vxlan {
         links.ensure_route(peer.pod_cidr, &via).await
     }
 
-    /// Forgets a peer; parts of it may be gone already.
+    /// Removes the entries of a peer; missing ones are no error.
     pub async fn remove_peer(&self, links: &Links, peer: &Peer) -> Result<(), Error> {
         links.remove_route(peer.pod_cidr).await?;
         let Some(link) = links.find(&self.name).await? else { return Ok(()) };

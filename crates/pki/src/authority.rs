@@ -1,4 +1,4 @@
-//! A certificate authority: a certificate, its key, and the act of issuing.
+//! A certificate authority: its certificate and key, and the issuing of certificates.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -13,18 +13,19 @@ use crate::parsed::{self, Certificate};
 use crate::sec1::private_key_pem;
 use crate::{Csr, Error, malformed};
 
-/// Upstream: kubeadm's certificates live a year, its authorities ten.
+/// Upstream: the lifetime of kubeadm's certificates is one year, of its authorities ten.
 pub const LEAF_LIFETIME: Duration = Duration::from_secs(365 * 24 * 3600);
-/// What a join token gives: long enough to register the Node, whose UID the next certificate carries.
+/// The lifetime of a certificate for a join token: long enough to register the Node. The next
+/// certificate has the Node's UID.
 pub const JOIN_LIFETIME: Duration = Duration::from_secs(3600);
 const AUTHORITY_LIFETIME: Duration = Duration::from_secs(3650 * 24 * 3600);
-/// Clocks differ: what is issued now was valid a little before. Upstream: five minutes.
+/// Clocks differ: certificates are valid from five minutes before their issue, as upstream.
 pub const BACKDATE: Duration = Duration::from_secs(300);
 
-/// The attribute of a subject that is the user's UID: upstream's `UserUIDOID`.
+/// The subject attribute with the user's UID: upstream's `UserUIDOID`.
 const USER_UID: [u64; 8] = [1, 3, 6, 1, 4, 1, 57683, 2];
 
-/// What a leaf certificate may be used for (extended key usage).
+/// The allowed use of a leaf certificate (extended key usage).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Usage {
     Client,
@@ -57,7 +58,7 @@ impl San {
     }
 }
 
-/// What a leaf certificate says: the user name, the groups, where it is reachable, for what use.
+/// The content of a leaf certificate: user name, groups, addresses, usages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Profile {
     pub common_name: String,
@@ -88,7 +89,7 @@ impl Profile {
         }
     }
 
-    /// Names as given on command lines: addresses or DNS names.
+    /// Adds SANs from a command line: addresses or DNS names.
     pub fn with_sans<S: AsRef<str>>(mut self, sans: impl IntoIterator<Item = S>) -> Self {
         for san in sans {
             let san = San::parse(san.as_ref());
@@ -107,7 +108,7 @@ pub struct Issued {
     pub key_pem: String,
 }
 
-/// The key stays out of logs.
+/// Omits the key, to keep it out of logs.
 impl std::fmt::Debug for Issued {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Issued").field("cert_pem", &self.cert_pem).finish_non_exhaustive()
@@ -118,11 +119,11 @@ impl std::fmt::Debug for Issued {
 pub struct Authority {
     cert_pem: String,
     cert: Certificate,
-    /// Certificates of its own that others signed, PEM: they go with every leaf, so that whoever
-    /// trusts those others trusts the leaf.
+    /// Certificates of this authority that other authorities signed, PEM. They go with every leaf,
+    /// so that a client that trusts one of those authorities trusts the leaf.
     chain_pem: String,
     key: KeyPair,
-    /// As it was read: a key brought along keeps its own encoding.
+    /// The original text: an administrator's key keeps its encoding.
     key_pem: String,
 }
 
@@ -150,8 +151,8 @@ impl Authority {
         Ok(Self { cert_pem, cert, chain_pem: String::new(), key, key_pem })
     }
 
-    /// This authority's certificate as another one signs it. Whoever trusts the other one then trusts
-    /// what this one signs.
+    /// A certificate for this authority, signed by another one. A client that trusts the other one
+    /// then also trusts this one's certificates.
     pub fn vouched_for_by(&self, other: &Self) -> Result<String, Error> {
         let mut extensions = authority_extensions(&self.cert.key_id());
         let issuer_key = sequence(&[der::implicit(0, &other.cert.key_id())]);
@@ -167,9 +168,9 @@ impl Authority {
         Ok(pem("CERTIFICATE", &tbs.sign(&other.key)?))
     }
 
-    /// An authority brought along: its certificate and key. When there are several certificates, the
-    /// first is the authority's; those among them that somebody else signed go with every leaf, and
-    /// the others are believed too.
+    /// An administrator's own authority: its certificate and key. The first of several certificates
+    /// is the authority's. Certificates among them that another authority signed go with every
+    /// leaf; the others are trusted, too.
     pub fn from_pem(cert_pem: &str, key_pem: &str) -> Result<Self, Error> {
         let cert = parsed::certificates(cert_pem.as_bytes())?
             .into_iter()
@@ -202,7 +203,7 @@ impl Authority {
         &self.cert
     }
 
-    /// SHA-256 of the DER certificate: what join tokens carry.
+    /// SHA-256 of the DER certificate, as in join tokens.
     pub fn fingerprint(&self) -> [u8; 32] {
         Sha256::digest(self.cert_der()).into()
     }
@@ -214,16 +215,16 @@ impl Authority {
         Ok(Issued { cert_pem, key_pem: private_key_pem(&key.serialize_pem()) })
     }
 
-    /// A leaf certificate for a public key (a DER SubjectPublicKeyInfo) that somebody else holds.
+    /// A leaf certificate for the public key (a DER SubjectPublicKeyInfo) of another process.
     pub fn issue_for(&self, profile: &Profile, spki: &[u8]) -> Result<String, Error> {
         let subject = encode_name(&profile.common_name, &profile.organizations, None);
-        // Digital signature and key encipherment, as upstream's leaves.
+        // Digital signature and key encipherment, as in upstream's leaves.
         self.sign_leaf(&subject, spki, &profile.sans, &profile.usages, 1 | 1 << 2, profile.lifetime)
     }
 
-    /// Signs a request: its subject and names are taken as they stand (approval decided that they
-    /// may be), usages and lifetime come from the signer's policy. `key_usage` holds RFC 5280's
-    /// bits, bit 0 = digital signature, bit 2 = key encipherment.
+    /// Signs a request. Its subject and SANs are copied unchanged (approval has allowed them);
+    /// usages and lifetime come from the signer's policy. `key_usage` has RFC 5280's bits: bit 0 =
+    /// digital signature, bit 2 = key encipherment.
     pub fn sign_request(
         &self,
         csr: &Csr,
@@ -255,7 +256,7 @@ impl Authority {
         if !usages.is_empty() {
             extensions.push(extension(&[2, 5, 29, 37], false, encode_usages(usages)));
         }
-        // An empty sequence: not an authority.
+        // An empty sequence means "not an authority".
         extensions.push(extension(&[2, 5, 29, 19], true, sequence(&[])));
         let issuer_key = sequence(&[der::implicit(0, &self.cert.key_id())]);
         extensions.push(extension(&[2, 5, 29, 35], false, issuer_key));
@@ -267,7 +268,7 @@ impl Authority {
             issuer: self.cert.subject_der(),
             subject,
             not_before: now - BACKDATE,
-            // Nothing outlives its issuer.
+            // No certificate outlives its issuer.
             not_after: (now + lifetime).min(self.cert.not_after),
             spki,
             extensions: &extensions,
@@ -276,8 +277,8 @@ impl Authority {
     }
 }
 
-/// What makes a certificate an authority's: digital signature, key encipherment, certificate signing,
-/// as kubeadm's.
+/// The extensions of an authority's certificate: digital signature, key encipherment and
+/// certificate signing, as kubeadm's.
 fn authority_extensions(key_id: &[u8]) -> Vec<Vec<u8>> {
     vec![
         extension(&[2, 5, 29, 15], true, der::named_bits(1 | 1 << 2 | 1 << 5)),
@@ -286,7 +287,7 @@ fn authority_extensions(key_id: &[u8]) -> Vec<Vec<u8>> {
     ]
 }
 
-/// The part of a certificate that is signed.
+/// The signed part of a certificate.
 struct Tbs<'a> {
     issuer: &'a [u8],
     subject: &'a [u8],
@@ -316,12 +317,12 @@ impl Tbs<'_> {
     }
 }
 
-/// A key's public half: a SubjectPublicKeyInfo, DER.
+/// The public key as a DER SubjectPublicKeyInfo.
 pub fn public_key_info(key: &KeyPair) -> Vec<u8> {
     key.subject_public_key_info()
 }
 
-/// The AlgorithmIdentifier of what `KeyPair::sign` makes.
+/// The AlgorithmIdentifier of `KeyPair::sign`'s signatures.
 fn signature_algorithm(key: &KeyPair) -> Result<Vec<u8>, Error> {
     let null = der::element(0x05, &[]);
     let table = [
@@ -342,7 +343,7 @@ fn encode_usages(usages: &[Usage]) -> Vec<u8> {
     sequence(&usages.iter().map(oid).collect::<Vec<_>>())
 }
 
-/// O=…, O=…, CN=…, UID=…, one attribute per set, in the order Go's encoder uses.
+/// O=…, O=…, CN=…, UID=…, one attribute per set, in the order of Go's encoder.
 pub(crate) fn encode_name(
     common_name: &str,
     organizations: &[String],
@@ -406,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn an_authority_can_be_vouched_for() {
+    fn an_authority_can_be_cross_signed() {
         let [first, second, third] =
             ["a", "b", "c"].map(|name| Authority::generate(name).expect("keys can be made"));
         let next = |new: &Authority, old: &Authority| {
@@ -417,7 +418,7 @@ mod tests {
         let third = next(&third, &second);
         let leaf = third.issue(&Profile::client("x", &[])).expect("signs").cert_pem;
         let chain = parsed::certificates(leaf.as_bytes()).expect("parses");
-        // From the leaf to the first authority, each signed by the next one's key.
+        // From the leaf to the first authority: the next key signed each of them.
         assert_eq!(chain.len(), 3);
         assert!(chain[0].is_issued_by(&chain[1]) && chain[1].is_issued_by(&chain[2]));
         assert!(chain[2].is_issued_by(&first.cert) && chain[1].is_authority);

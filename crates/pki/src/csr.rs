@@ -1,8 +1,8 @@
-//! PKCS#10 certificate signing requests: reading them, and making them (for kubelets and clients).
+//! PKCS#10 certificate signing requests: reading them, and creating them (for kubelets and clients).
 //!
-//! Invariant: validation, approval and signing read a request with the same function, so that what one
-//! of them sees is what all see. It takes what Go's `encoding/pem` and `crypto/x509` take and says in
-//! their words what is wrong. Upstream: `ParseCSR` of `pkg/apis/certificates`.
+//! Invariant: validation, approval and signing read a request with the same function, so that all
+//! see the same content. It accepts what Go's `encoding/pem` and `crypto/x509` accept, and reports
+//! errors with their texts. Upstream: `ParseCSR` of `pkg/apis/certificates`.
 
 use aws_lc_rs::signature::{self, UnparsedPublicKey, VerificationAlgorithm};
 use base::pem;
@@ -28,7 +28,7 @@ pub struct Csr {
 }
 
 impl Csr {
-    /// Reads the first PEM block of a text (the bytes in `spec.request`), which is to be a
+    /// Reads the first PEM block of a text (the bytes in `spec.request`), which must be a
     /// `CERTIFICATE REQUEST`.
     pub fn parse(text: &[u8]) -> Result<Self, Error> {
         let block = pem::next(text).map(|(block, _)| block);
@@ -54,8 +54,8 @@ impl Csr {
         })
     }
 
-    /// The same request with a subject of nothing but its name, its groups and a user's UID: what else
-    /// the requestor wrote there is left out, a UID of its own above all.
+    /// The same request with a subject of only its name, its groups and this user UID. All other
+    /// attributes are dropped, above all a UID from the requestor.
     pub fn with_uid(mut self, uid: Option<&str>) -> Self {
         self.subject = encode_name(&self.common_name, &self.organizations, uid);
         self
@@ -77,12 +77,12 @@ fn read(der: &[u8]) -> Result<X509CertificationRequest<'_>, Error> {
         Ok(_) => Err(Error::Request("asn1: syntax error: trailing data")),
         Err(_) if der.is_empty() => Err(Error::Request("asn1: syntax error: sequence truncated")),
         Err(_) if is_cut(der) => Err(Error::Request("asn1: syntax error: data truncated")),
-        // Go says which part of it.
+        // Go's error also names the malformed part.
         Err(_) => Err(Error::Request("asn1: structure error: malformed certificate request")),
     }
 }
 
-/// A sequence that says it is longer than what there is?
+/// Whether a sequence claims to be longer than the available bytes.
 fn is_cut(der: &[u8]) -> bool {
     let [0x30, length, rest @ ..] = der else { return false };
     match (usize::from(*length), rest) {
@@ -95,7 +95,7 @@ fn is_cut(der: &[u8]) -> bool {
     }
 }
 
-/// Did the key that a request names sign it? Go's `CheckSignature`.
+/// Verifies a request with the key in it, like Go's `CheckSignature`.
 pub fn verify(request: &X509CertificationRequest<'_>) -> Result<(), Error> {
     let info = &request.certification_request_info;
     let key = info.subject_pki.parsed();
@@ -128,8 +128,8 @@ pub fn verify(request: &X509CertificationRequest<'_>) -> Result<(), Error> {
     }))
 }
 
-/// By the signature's object identifier and the bits of a curve: what Go verifies and x509-parser
-/// does not, or not of keys as short.
+/// By the signature's object identifier and the curve's bits: algorithms that Go verifies, and
+/// x509-parser does not verify or only with longer keys.
 const ALGORITHMS: &[(&str, &[usize], &dyn VerificationAlgorithm)] = &[
     ("1.2.840.113549.1.1.11", &[0], &signature::RSA_PKCS1_1024_8192_SHA256_FOR_LEGACY_USE_ONLY),
     ("1.2.840.113549.1.1.13", &[0], &signature::RSA_PKCS1_1024_8192_SHA512_FOR_LEGACY_USE_ONLY),
@@ -140,11 +140,11 @@ const ALGORITHMS: &[(&str, &[usize], &dyn VerificationAlgorithm)] = &[
     ("1.2.840.10045.4.3.4", &[384], &signature::ECDSA_P384_SHA512_ASN1),
 ];
 
-/// The field has 521 bits, the point's halves 528.
+/// The field has 521 bits; each half of the point has 528.
 const P521: &[usize] = &[521, 528];
 
-/// A new P-256 key and a request for it, both PEM: `(request, key)`. The request names the
-/// profile's common name, its first organization (a kubelet's subject has one) and its names.
+/// A new P-256 key and a request for it, both PEM: `(request, key)`. The request has the profile's
+/// common name, its first organization (a kubelet's subject has one) and its SANs.
 pub fn new_request(profile: &Profile) -> Result<(String, String), Error> {
     let key = KeyPair::generate()?;
     let mut params = CertificateParams::default();
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_is_signed_as_it_stands() {
+    fn a_request_is_signed_unchanged() {
         let (request, _) = new_request(&node_profile()).expect("makes a request");
         let csr = Csr::parse(request.as_bytes()).expect("parses");
         assert_eq!(csr.common_name, "system:node:n1");
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn the_uid_is_the_signers_to_say() {
+    fn the_signer_decides_the_uid() {
         let authority = Authority::generate("ca").expect("keys can be made");
         let lifetime = Duration::from_secs(3600);
         let sign = |uid: Option<&str>, csr: &Csr| {
@@ -210,15 +210,15 @@ mod tests {
             (&cert.common_name, &cert.organizations),
             (&csr.common_name, &csr.organizations)
         );
-        // A request that brings a UID of its own loses it.
+        // A UID in the request is dropped.
         let brings = csr.clone().with_uid(Some("stolen"));
         assert_eq!(sign(None, &brings).uid, None);
     }
 
-    /// Somebody reads the first block that looks like one, somebody else the first that is one: all
-    /// are to read the same.
+    /// One reader may take the first block that looks valid, another the first valid block. All
+    /// must read the same one.
     #[test]
-    fn a_block_that_is_none_hides_nothing() {
+    fn an_invalid_block_does_not_hide_another() {
         let request =
             |name: &str| new_request(&Profile::client(name, &[])).expect("makes a request").0;
         let (admin, node) = (request("admin"), request("node"));
@@ -229,7 +229,7 @@ mod tests {
         }
     }
 
-    /// Whatever was let in can be signed.
+    /// Every accepted request can be signed.
     #[test]
     fn keys_of_all_kinds_are_signed() {
         let authority = Authority::generate("ca").expect("keys can be made");
@@ -289,7 +289,7 @@ mod tests {
             (ED25519, "x509: Ed25519 verification failure"),
         ] {
             let mut other = STANDARD.decode(request).expect("base64");
-            // Another name than was signed.
+            // Changes the signed name.
             let place = other.windows(3).position(|at| at == [0x0c, 1, b'a']).expect("the name");
             other[place + 2] = b'b';
             check(&of(&STANDARD.encode(&other)), Some(why));

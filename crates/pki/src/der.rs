@@ -1,4 +1,4 @@
-//! A DER writer, as little as certificates need. Every function returns a whole element.
+//! A DER writer with the few types that certificates need. Every function returns a whole element.
 
 use jiff::Timestamp;
 
@@ -41,7 +41,7 @@ pub(crate) fn implicit(number: u8, content: &[u8]) -> Vec<u8> {
     element(0x80 | number, content)
 }
 
-/// The first element of `bytes` if it has this tag: its content, and what is behind it.
+/// The content of the first element of `bytes` if it has this tag, and the bytes after it.
 pub(crate) fn split(tag: u8, bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let (&found, rest) = bytes.split_first()?;
     let (&first, rest) = rest.split_first()?;
@@ -102,7 +102,7 @@ pub(crate) fn named_bits(flags: u16) -> Vec<u8> {
     element(BIT_STRING, &[&[unused], &bytes[..used]].concat())
 }
 
-/// UTCTime until 2049, GeneralizedTime after, as RFC 5280 asks.
+/// UTCTime until 2049, GeneralizedTime later, as RFC 5280 requires.
 pub(crate) fn time(at: Timestamp) -> Vec<u8> {
     /// 2050-01-01T00:00:00Z
     const GENERALIZED_FROM: i64 = 2_524_608_000;

@@ -1,4 +1,4 @@
-//! Files that hold secrets: directories 0700, files 0600 (or as asked), replaced by rename.
+//! Files with secrets: directories 0700, files 0600 (or as requested), replaced by rename.
 
 use std::fs;
 use std::io::Write;
@@ -11,12 +11,12 @@ pub(crate) fn failed(path: &Path) -> impl FnOnce(std::io::Error) -> Error + '_ {
     move |source| Error::File { path: path.display().to_string(), source }
 }
 
-/// Makes a directory (and its parents) that only its owner enters.
+/// Creates a directory (and its parents) that only its owner may enter.
 pub(crate) fn private_dir(path: &Path) -> Result<(), Error> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(failed(path))
 }
 
-/// The file's text, `None` if there is no such file.
+/// The file's text, `None` if the file does not exist.
 pub(crate) fn read(path: &Path) -> Result<Option<String>, Error> {
     match fs::read_to_string(path) {
         Ok(text) => Ok(Some(text)),
@@ -25,20 +25,19 @@ pub(crate) fn read(path: &Path) -> Result<Option<String>, Error> {
     }
 }
 
-/// Replaces `path` with `content` and `mode` (0600 for secrets): readers see the old file or the
+/// Replaces `path` with `content` and `mode` (0600 for secrets). Readers see the old file or the
 /// new one, never a part.
 pub fn write_private(path: &Path, content: &[u8], mode: u32) -> Result<(), Error> {
     replace(path, content, mode, fs::File::sync_data)
 }
 
-/// The same (0600) for what is made anew when it cannot be read: nothing waits for the disk. After a
-/// loss of power the file may be empty or full of zeros; a crash of the process alone changes
-/// nothing about the above.
+/// Like `write_private` with mode 0600, but without a sync, for files that are regenerated when unreadable.
+/// After a power failure the file may be empty or full of zeros. A crash of the process alone does no harm.
 pub(crate) fn write_replaceable(path: &Path, content: &[u8]) -> Result<(), Error> {
     replace(path, content, 0o600, |_| Ok(()))
 }
 
-/// The text of such a file, `None` also for what is no text.
+/// The text of such a file; `None` also if it is not text.
 pub(crate) fn read_replaceable(path: &Path) -> Result<Option<String>, Error> {
     match read(path) {
         Err(Error::File { source, .. }) if source.kind() == std::io::ErrorKind::InvalidData => {
@@ -48,7 +47,8 @@ pub(crate) fn read_replaceable(path: &Path) -> Result<Option<String>, Error> {
     }
 }
 
-/// What is there already is not written again: a full disk must not keep a server from starting.
+/// Whether the file already has this content. Then no write is needed: a full disk must not prevent
+/// a server's start.
 fn is_there(path: &Path, content: &[u8], mode: u32) -> bool {
     let has_mode =
         |meta: fs::Metadata| meta.is_file() && meta.permissions().mode() & 0o7777 == mode;
@@ -70,7 +70,7 @@ fn replace(
     let write = || -> std::io::Result<()> {
         let mut file =
             fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(&temporary)?;
-        // The process's umask may have taken bits away that were asked for.
+        // The process's umask may have removed requested bits.
         file.set_permissions(fs::Permissions::from_mode(mode))?;
         file.write_all(content)?;
         sync(&file)?;
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_there_is_not_written_again() {
+    fn an_unchanged_file_is_not_written_again() {
         let root = tempfile::tempdir().expect("a directory");
         let path = root.path().join("token");
         let inode = || fs::metadata(&path).expect("there").ino();

@@ -1,12 +1,12 @@
-//! Who is who: the user names and groups of the components, as upstream has them. RBAC's bootstrap
-//! roles refer to these names, so they are facts, not choices.
+//! Identities: user names and groups of the components, as upstream has them. RBAC's bootstrap
+//! roles refer to these names, so they cannot be chosen freely.
 
 use crate::Profile;
 
 /// A component with an identity of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Component {
-    /// The person who runs the cluster.
+    /// The cluster's administrator.
     Admin,
     /// The API server's client to itself.
     Loopback,
@@ -14,9 +14,9 @@ pub enum Component {
     Scheduler,
     Proxy,
     Dns,
-    /// The API server's client to kubelets. Who a kubelet is says a Node, which the node itself
-    /// writes: what this identity may do at the API, a stolen node could do by naming the API server's
-    /// own address. RBAC allows it kubelets' resources only. Upstream: so does kubeadm.
+    /// The API server's client to kubelets. A kubelet's address comes from its Node, which the node itself
+    /// writes. So a stolen node could name the API server's own address and use this identity's rights at the
+    /// API. Therefore RBAC allows it only the kubelets' resources. Upstream: so does kubeadm.
     KubeletClient,
     /// The API server's client to aggregated API servers (signed by the front-proxy authority).
     FrontProxyClient,
@@ -41,7 +41,7 @@ const IDENTITIES: &[(Component, &str, &str, &[&str])] = &[
     (Component::FrontProxyClient, "front-proxy-client", "front-proxy-client", &[]),
 ];
 
-/// Components that run on every node, and the group of theirs.
+/// Components that run on every node, and their group.
 const NODE_COMPONENTS: &[(Component, &str)] =
     &[(Component::Proxy, "decapod:kube-proxies"), (Component::Dns, "decapod:kube-dns")];
 const NODE_PREFIX: &str = "system:node:";
@@ -52,7 +52,7 @@ impl Component {
         IDENTITIES.iter().find(|row| row.0 == self).expect("every component has a row")
     }
 
-    /// The stem of its files: `<name>.crt`, `<name>.key`, `<name>.conf`.
+    /// The base name of its files: `<name>.crt`, `<name>.key`, `<name>.conf`.
     pub fn file_name(self) -> &'static str {
         self.row().1
     }
@@ -69,8 +69,8 @@ impl Component {
         self.identity().profile()
     }
 
-    /// The identity of the component beside a node's kubelet, for those that nodes have: a name for
-    /// each node, so that it ends with the node, and a group that has the rights.
+    /// The identity of a component that runs beside a node's kubelet: the name is the node's own,
+    /// so that it ends with the node, and the group has the rights. `None` for other components.
     pub fn on_node(self, node: &str) -> Option<Identity> {
         let (_, group) = NODE_COMPONENTS.iter().find(|(component, _)| *component == self)?;
         let user = format!("{}:{node}", self.identity().user);
@@ -79,13 +79,12 @@ impl Component {
 }
 
 impl Identity {
-    /// The kubelet of a node.
+    /// The identity of a node's kubelet.
     pub fn node(name: &str) -> Self {
         Self { user: format!("{NODE_PREFIX}{name}"), groups: vec![NODES.to_owned()] }
     }
 
-    /// The node that a user is or runs on, by its name and groups: a kubelet or one of the components
-    /// beside it.
+    /// The node of a user, by its name and groups: the user is a kubelet or a component beside it.
     pub fn node_of<'a>(user: &'a str, groups: &[String]) -> Option<&'a str> {
         let is_in = |group: &str| groups.iter().any(|one| one == group);
         if let Some(node) = user.strip_prefix(NODE_PREFIX).filter(|_| is_in(NODES)) {
@@ -96,7 +95,7 @@ impl Identity {
         })
     }
 
-    /// A client certificate for this identity.
+    /// The profile of a client certificate for this identity.
     pub fn profile(&self) -> Profile {
         let groups: Vec<&str> = self.groups.iter().map(String::as_str).collect();
         Profile::client(self.user.as_str(), &groups)

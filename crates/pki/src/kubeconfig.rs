@@ -1,7 +1,6 @@
 //! Kubeconfig files: reading, writing, and resolving a context to a server and credentials.
 //!
-//! Invariant: fields that this program does not use are kept, so that a file read and written again
-//! says the same to other programs.
+//! Invariant: unknown fields are kept, so that other programs can use a file that was read and written again.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -82,14 +81,14 @@ pub struct User {
     pub token: Option<String>,
     #[serde(rename = "tokenFile", skip_serializing_if = "Option::is_none")]
     pub token_file: Option<PathBuf>,
-    /// A credential plugin: run by whoever connects.
+    /// A credential plugin, which the connecting client runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub exec: Option<Value>,
     #[serde(flatten)]
     pub rest: Rest,
 }
 
-/// Credentials stay out of logs.
+/// Omits credentials, to keep them out of logs.
 impl std::fmt::Debug for User {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("User")
@@ -117,11 +116,11 @@ pub struct Context {
     pub rest: Rest,
 }
 
-/// A context with everything read in: what a client needs to connect.
+/// A resolved context: everything that a client needs to connect.
 #[derive(Clone, Default, PartialEq)]
 pub struct Credentials {
     pub server: String,
-    /// PEM of the authorities to trust; `None`: the server's certificate cannot be checked.
+    /// PEM of the trusted authorities; `None`: the server's certificate cannot be checked.
     pub ca_pem: Option<String>,
     pub tls_server_name: Option<String>,
     pub insecure_skip_tls_verify: bool,
@@ -129,11 +128,11 @@ pub struct Credentials {
     pub client_key_pem: Option<String>,
     pub token: Option<String>,
     pub namespace: Option<String>,
-    /// A credential plugin, where nothing else says who the user is.
+    /// A credential plugin, if the file has no other credentials.
     pub exec: Option<Exec>,
 }
 
-/// A credential plugin: what the file says of it, and what it is told of the cluster.
+/// A credential plugin: its configuration from the file, and the cluster information that it gets.
 #[derive(Clone, PartialEq)]
 pub struct Exec {
     pub config: Value,
@@ -161,18 +160,18 @@ impl Kubeconfig {
         }
     }
 
-    /// The usual file of a component: embedded authority, certificate and key.
+    /// A component's usual file: embedded authority, certificate and key.
     pub fn with_certificate(server: &str, ca_pem: &str, user: &str, issued: &Issued) -> Self {
         let credentials = User {
             client_certificate_data: Some(STANDARD.encode(&issued.cert_pem)),
-            // Also of a key that an earlier version made.
+            // Also converts a key from an earlier version.
             client_key_data: Some(STANDARD.encode(crate::private_key_pem(&issued.key_pem))),
             ..User::default()
         };
         Self::named(server, ca_pem, user, credentials)
     }
 
-    /// A file whose user shows a bearer token.
+    /// A file whose user has a bearer token.
     pub fn with_token(server: &str, ca_pem: &str, user: &str, token: &str) -> Self {
         let credentials = User { token: Some(token.to_owned()), ..User::default() };
         Self::named(server, ca_pem, user, credentials)
@@ -195,7 +194,7 @@ impl Kubeconfig {
     }
 
     pub fn to_yaml(&self) -> Result<String, Error> {
-        // A value is one line, as kubectl writes it: scripts cut it out with grep and awk.
+        // Values stay on one line, as kubectl writes them: scripts extract them with grep and awk.
         let options = serde_saphyr::ser_options! { prefer_block_scalars: false };
         serde_saphyr::to_string_with_options(self, options)
             .map_err(|error| malformed("kubeconfig", error))
@@ -209,14 +208,14 @@ impl Kubeconfig {
         Self::parse(&text).map_err(|error| malformed(path.display().to_string(), error))
     }
 
-    /// Replaces the file; `mode` is 0600 unless the user asked for another.
+    /// Replaces the file. `mode` is 0600 unless the user chose another.
     pub fn write(&self, path: &Path, mode: u32) -> Result<(), Error> {
         write_private(path, self.to_yaml()?.as_bytes(), mode)
     }
 
-    /// Puts this file's one cluster into another file under `name`, beside what is there: whoever has
-    /// other clusters in it finds them again. `None` if everything there is this cluster's: then
-    /// this file takes its place. The context is the current one afterwards, as it is with kind.
+    /// Adds this file's cluster to another file under `name` and keeps the other clusters. The
+    /// context becomes the current one, as with kind. `None` if the other file has only this
+    /// cluster: then this file replaces it.
     pub fn merged_into(&self, there: &Self, name: &str) -> Option<Self> {
         let (cluster, user) = (self.clusters.first()?, self.users.first()?);
         let is_ours = |one: &NamedCluster| {
@@ -237,8 +236,8 @@ impl Kubeconfig {
         Some(all)
     }
 
-    /// The credentials of `context` (or of the current one); relative paths start at `directory`,
-    /// where the file lies.
+    /// The credentials of `context` (or of the current one). Relative paths start at `directory`,
+    /// the file's own.
     pub fn resolve(&self, context: Option<&str>, directory: &Path) -> Result<Credentials, Error> {
         let missing =
             |what: &str, name: &str| malformed("kubeconfig", format!("no {what} named {name:?}"));
@@ -259,7 +258,7 @@ impl Kubeconfig {
         };
         let load = |data: &Option<String>, path: &Option<PathBuf>| embedded(data, path, directory);
         let token = match (&user.token, &user.token_file) {
-            // Upstream: the file wins, since it may be rotated.
+            // Upstream: the file wins, because it may be rotated.
             (_, Some(path)) => {
                 embedded(&None, &Some(path.clone()), directory)?.map(|t| t.trim().to_owned())
             }
@@ -286,7 +285,7 @@ impl Kubeconfig {
     }
 }
 
-/// A cluster as credential plugins are told of it: `ExecCredential.spec.cluster`.
+/// The cluster information for credential plugins: `ExecCredential.spec.cluster`.
 fn told(cluster: &Cluster, ca_pem: Option<&str>) -> Value {
     const EXTENSION: &str = "client.authentication.k8s.io/exec";
     let mut told = serde_json::json!({ "server": cluster.server });
@@ -308,7 +307,7 @@ fn told(cluster: &Cluster, ca_pem: Option<&str>) -> Value {
     told
 }
 
-/// Data embedded in the file, which overrides a path next to it.
+/// Data embedded in the file; it overrides a path.
 fn embedded(
     data: &Option<String>,
     path: &Option<PathBuf>,
@@ -369,7 +368,7 @@ users:
 ";
 
     #[test]
-    fn foreign_fields_survive() {
+    fn unknown_fields_survive() {
         let config = Kubeconfig::parse(FOREIGN).expect("parses");
         let again = Kubeconfig::parse(&config.to_yaml().expect("writes")).expect("parses");
         assert_eq!(config, again);
@@ -381,7 +380,7 @@ users:
     }
 
     #[test]
-    fn a_value_is_one_line_and_the_key_has_upstreams_form() {
+    fn values_have_one_line_and_the_key_has_upstreams_form() {
         let issued = crate::Authority::generate("ca")
             .and_then(|ca| ca.issue(&crate::Profile::client("admin", &["system:masters"])))
             .expect("issued");
@@ -408,7 +407,7 @@ users:
         let resolved = merged.resolve(None, Path::new("/")).expect("resolves");
         assert_eq!(resolved.token.as_deref(), Some("1"));
         assert_eq!(merged.rest["preferences"]["colors"], true);
-        // The next start changes nothing but its own.
+        // The next start changes only its own entries.
         let renewed = Kubeconfig::with_token("https://h:6443", "CA", "me", "2");
         let again = renewed.merged_into(&merged, "decapod").expect("the other is still there");
         assert_eq!(again.clusters, merged.clusters);

@@ -1,16 +1,16 @@
 //! Identity material: certificate authorities, leaf certificates, signing requests, kubeconfigs and
 //! join tokens.
 //!
-//! In: a data directory (own files, or brought along under kubeadm's names), profiles, PKCS#10
-//! requests. Out: PEM and DER bytes that `transport` and `auth` consume; this crate opens no socket.
+//! In: a data directory (own files, or an administrator's files under kubeadm's names), profiles,
+//! PKCS#10 requests. Out: PEM and DER bytes for `transport` and `auth`. This crate opens no socket.
 //!
-//! Invariants: private keys only ever land in files of mode 0600 inside directories of mode 0700,
-//! written to a temporary name and renamed, so that a crash leaves the old file or the new one.
-//! Files that exist are loaded and never overwritten, expired or foreign leaves excepted.
+//! Invariants: private keys are only in files of mode 0600 inside directories of mode 0700. Files are written
+//! under a temporary name and renamed, so that a crash leaves the old file or the new one. Existing files are
+//! loaded and never overwritten, except leaves that are expired or do not fit.
 //!
-//! Why an encoder of our own next to rcgen: subjects must hold any number of organizations (they
-//! are Kubernetes' groups) and must be copied byte for byte from requests and issuers, and rcgen's
-//! names are maps that hold one value per type. Keys, signatures and new requests are rcgen's.
+//! Why an own encoder beside rcgen: subjects must hold any number of organizations (Kubernetes'
+//! groups) and must be copied byte for byte from requests and issuers. rcgen's names are maps with
+//! one value per type. Keys, signatures and new requests come from rcgen.
 
 mod authority;
 mod csr;
@@ -40,13 +40,13 @@ pub use token::{BootstrapToken, JoinToken, random_token};
 pub enum Error {
     #[error("{path}: {source}")]
     File { path: String, source: std::io::Error },
-    /// A certificate, key, request, kubeconfig or token that cannot be read.
+    /// An unreadable certificate, key, request, kubeconfig or token.
     #[error("{what}: {why}")]
     Malformed { what: String, why: String },
-    /// A signing request that cannot be read.
+    /// An unreadable signing request.
     #[error("{0}")]
     Request(&'static str),
-    /// A signing request that its own key did not sign.
+    /// A signing request with an invalid self-signature.
     #[error("{0}")]
     BadSignature(&'static str),
     #[error("{0} and {1} do not belong together")]
@@ -65,7 +65,7 @@ impl From<rcgen::Error> for Error {
     }
 }
 
-/// Bytes for secrets, from the crypto provider (never from the seeded source of simulations).
+/// Random bytes for secrets, from the crypto provider (never from the seeded source of simulations).
 pub fn random_bytes<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
     aws_lc_rs::rand::fill(&mut bytes).expect("the system's random source works");

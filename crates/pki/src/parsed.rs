@@ -1,4 +1,4 @@
-//! Certificates as read: the few facts that callers act on, owned.
+//! Parsed certificates: the few fields that callers use.
 
 use jiff::Timestamp;
 use sha2::{Digest, Sha256};
@@ -86,25 +86,25 @@ impl Certificate {
         &self.spki
     }
 
-    /// SHA-256 of the DER, as kubeconfigs, audit and join tokens name a certificate.
+    /// SHA-256 of the DER, the name of a certificate in kubeconfigs, audit and join tokens.
     pub fn fingerprint(&self) -> [u8; 32] {
         Sha256::digest(&self.der).into()
     }
 
-    /// The identifier that certificates below this one refer to.
+    /// The identifier with which issued certificates refer to this one.
     pub(crate) fn key_id(&self) -> Vec<u8> {
         self.subject_key_id.clone().unwrap_or_else(|| Sha256::digest(&self.spki)[..20].to_vec())
     }
 
-    /// Whether `issuer`'s key signed this certificate. Names and times are not looked at.
+    /// Whether `issuer`'s key signed this certificate. Does not check names and times.
     pub fn is_issued_by(&self, issuer: &Certificate) -> bool {
         let Ok((_, cert)) = X509Certificate::from_der(&self.der) else { return false };
         let Ok((_, issuer)) = X509Certificate::from_der(&issuer.der) else { return false };
         cert.verify_signature(Some(issuer.public_key())).is_ok()
     }
 
-    /// When four fifths of the lifetime have passed: late enough to be rare, early enough to retry
-    /// for weeks. Upstream: the kubelet renews between 70 % and 90 %.
+    /// The time when four fifths of the lifetime have passed: late enough to be rare, early enough
+    /// to retry for weeks. Upstream: the kubelet renews between 70 % and 90 %.
     pub fn renew_at(&self) -> Timestamp {
         let lifetime = self.not_after.as_second() - self.not_before.as_second();
         let at = self.not_before.as_second() + lifetime / 5 * 4;
@@ -116,7 +116,7 @@ impl Certificate {
     }
 }
 
-/// All certificates of a PEM text, in order; other blocks are passed over.
+/// All certificates of a PEM text, in order; skips other blocks.
 pub fn certificates(pem: &[u8]) -> Result<Vec<Certificate>, Error> {
     use rustls_pki_types::CertificateDer;
     use rustls_pki_types::pem::PemObject;
@@ -128,7 +128,7 @@ pub fn certificates(pem: &[u8]) -> Result<Vec<Certificate>, Error> {
         .collect()
 }
 
-/// Whether the first certificate of a PEM text is due, or is none.
+/// Whether the first certificate of a PEM text is due for renewal, or missing.
 pub fn needs_renewal(cert_pem: &str, now: Timestamp) -> bool {
     match certificates(cert_pem.as_bytes()) {
         Ok(certs) => certs.first().is_none_or(|cert| cert.needs_renewal(now)),
@@ -136,7 +136,7 @@ pub fn needs_renewal(cert_pem: &str, now: Timestamp) -> bool {
     }
 }
 
-/// Common name (the last one counts, as in Go) and organizations, in order.
+/// Common name (the last one, as in Go) and organizations, in order.
 pub(crate) fn names(name: &X509Name<'_>) -> (String, Vec<String>) {
     let text = |attribute: &x509_parser::x509::AttributeTypeAndValue<'_>| {
         attribute
@@ -147,7 +147,7 @@ pub(crate) fn names(name: &X509Name<'_>) -> (String, Vec<String>) {
     (common_name, name.iter_organization().map(text).collect())
 }
 
-/// The one attribute of a subject that is a user's UID. A subject with several has none.
+/// The UID attribute of a subject; `None` if there are several.
 /// Upstream: `parseUIDFromCert` of `k8s.io/apiserver/pkg/authentication/request/x509`.
 fn user_uid(name: &X509Name<'_>) -> Option<String> {
     let is_uid = |one: &&x509_parser::x509::AttributeTypeAndValue<'_>| {

@@ -1,7 +1,7 @@
-//! Private keys of elliptic curves as upstream writes them.
+//! Elliptic curve private keys in upstream's format.
 //!
-//! In: PEM of a private key in any form. Out: `BEGIN EC PRIVATE KEY` (SEC1, RFC 5915) where it is
-//! such a key, which some clients take alone; everything else as it was. Both forms are read.
+//! In: PEM of a private key in any form. Out: an elliptic curve key as `BEGIN EC PRIVATE KEY` (SEC1, RFC
+//! 5915), which some clients require; other keys unchanged. This program reads both forms.
 //!
 //! ```text
 //!  PKCS#8   SEQUENCE { 0, SEQUENCE { id-ecPublicKey, curve }, OCTET STRING { SEC1 } }
@@ -16,17 +16,17 @@ use base64::engine::general_purpose::STANDARD;
 use crate::der::{self, INTEGER, OBJECT_ID, OCTET_STRING, SEQUENCE};
 
 const EC_PUBLIC_KEY: &[u64] = &[1, 2, 840, 10045, 2, 1];
-/// How Go writes PEM.
+/// The line length of Go's PEM.
 const LINE: usize = 64;
 
-/// The key in upstream's form.
+/// The key in upstream's format.
 pub fn private_key_pem(pem: &str) -> String {
     let block = base::pem::blocks(pem.as_bytes()).find(|block| block.label == "PRIVATE KEY");
     let sec1 = block.and_then(|block| from_pkcs8(&block.bytes));
     sec1.map_or_else(|| pem.to_owned(), |der| to_pem("EC PRIVATE KEY", &der))
 }
 
-/// `None`: this is no key of a curve.
+/// `None`: not an elliptic curve key.
 fn from_pkcs8(der: &[u8]) -> Option<Vec<u8>> {
     let (all, _) = der::split(SEQUENCE, der)?;
     let (_, rest) = der::split(INTEGER, all)?;
@@ -42,7 +42,7 @@ fn from_pkcs8(der: &[u8]) -> Option<Vec<u8>> {
         der::element(OCTET_STRING, key),
         der::explicit(0, curve),
     ];
-    // Perhaps the curve again, and then the public key.
+    // Optionally the curve again, then the public key.
     let rest = der::split(0xa0, rest).map_or(rest, |(_, behind)| behind);
     if let Some((public, _)) = der::split(0xa1, rest) {
         parts.push(der::explicit(1, public));
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_of_a_curve_is_the_same_key_in_upstreams_form() {
+    fn curve_keys_are_converted_to_upstreams_format() {
         for algorithm in [&rcgen::PKCS_ECDSA_P256_SHA256, &rcgen::PKCS_ECDSA_P384_SHA384] {
             let key = KeyPair::generate_for(algorithm).expect("a key");
             let pem = private_key_pem(&key.serialize_pem());
@@ -76,7 +76,7 @@ mod tests {
             let again = KeyPair::from_pem(&pem).expect("it is read");
             assert_eq!(again.public_key_raw(), key.public_key_raw());
             assert_eq!(private_key_pem(&pem), pem, "what has the form keeps it");
-            // What Java's and Go's parsers look for, at its place: the curve.
+            // Java's and Go's parsers expect the curve at this place.
             let block = base::pem::blocks(pem.as_bytes()).next().expect("a block");
             let (inner, _) = der::split(SEQUENCE, &block.bytes).expect("a sequence");
             let (version, rest) = der::split(INTEGER, inner).expect("a number");
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn other_keys_stay_as_they_are() {
+    fn other_keys_are_not_changed() {
         let ed25519 = KeyPair::generate_for(&rcgen::PKCS_ED25519).expect("a key").serialize_pem();
         for pem in [&ed25519, "no key", ""] {
             assert_eq!(private_key_pem(pem), *pem);

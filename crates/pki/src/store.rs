@@ -4,10 +4,10 @@
 //! pki/ca.crt, ca.key                            signs servers and clients
 //!     front-proxy-ca.crt, front-proxy-ca.key    signs the aggregator's client
 //!     sa.key, sa.pub                            signs and checks service account tokens
-//!     NAME.crt, NAME.key                        leaves, made when asked for
+//!     NAME.crt, NAME.key                        leaves, created on demand
 //! ```
 //!
-//! What exists is used as it is, so that people can bring their own; what is missing is made.
+//! Existing files are used unchanged, so that administrators can bring their own. Missing files are created.
 
 use std::path::{Path, PathBuf};
 
@@ -25,19 +25,19 @@ pub struct Pki {
     pub front_proxy_ca: Authority,
     /// The private key that signs service account tokens, PEM.
     service_account_key: String,
-    /// Public keys that service account tokens are checked with, PEM, the signer's own among them.
+    /// Public keys that verify service account tokens, PEM, including the signer's own.
     service_account_public: String,
 }
 
 impl Pki {
-    /// Loads the directory, making what it lacks. A few milliseconds, disk syncs aside.
+    /// Loads the directory and creates missing files. Takes a few milliseconds, plus disk syncs.
     pub fn open_or_create(directory: &Path) -> Result<Self, Error> {
         file::private_dir(directory)?;
         Self::load(directory, Lacking::Made)
     }
 
-    /// Loads the directory as it is. Who looks while it is being changed takes nothing that is not
-    /// there yet for lost.
+    /// Loads the directory and creates nothing: a reader during the creation must not replace files
+    /// that are still missing.
     pub fn open(directory: &Path) -> Result<Self, Error> {
         Self::load(directory, Lacking::Refused)
     }
@@ -90,7 +90,7 @@ impl Pki {
         &self.service_account_public
     }
 
-    /// A certificate of the cluster authority, not stored.
+    /// Issues a certificate of the cluster authority; does not store it.
     pub fn issue(&self, profile: &Profile) -> Result<Issued, Error> {
         self.cluster_ca.issue(profile)
     }
@@ -104,8 +104,8 @@ impl Pki {
         ensure(&self.directory, component.file_name(), &component.profile(), authority)
     }
 
-    /// A leaf of the cluster authority stored as `NAME.crt` and `NAME.key`: the stored one while it
-    /// says what `profile` says, is not due for renewal, and comes from this authority.
+    /// A leaf of the cluster authority, stored as `NAME.crt` and `NAME.key`. The stored one is used
+    /// while it fits `profile`, is not due for renewal, and comes from this authority.
     pub fn ensure(&self, name: &str, profile: &Profile) -> Result<Issued, Error> {
         ensure(&self.directory, name, profile, &self.cluster_ca)
     }
@@ -122,7 +122,7 @@ impl Pki {
     }
 }
 
-/// What becomes of what a directory lacks.
+/// What to do about missing files.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Lacking {
     Made,
@@ -154,13 +154,13 @@ fn authority(
             Error::Malformed { why, .. } => malformed(cert_path.display().to_string(), why),
             other => other,
         }),
-        // The key goes first: a crash in between leaves a key without a certificate, which is
-        // completed below, never a certificate whose key is lost.
+        // The key is written first: a crash in between leaves a key without a certificate, which is
+        // replaced here at the next start. A certificate without its key would be an error.
         (None, key) => {
             lacking.may_be_made(&cert_path)?;
             let authority = Authority::generate(common_name)?;
             if key.is_some() {
-                tracing::warn!(path = %key_path.display(), "a key without a certificate is replaced");
+                tracing::warn!(path = %key_path.display(), "replacing a private key that has no certificate");
             }
             write_private(&key_path, authority.key_pem().as_bytes(), 0o600)?;
             write_private(&cert_path, authority.cert_pem().as_bytes(), 0o600)?;
@@ -168,14 +168,14 @@ fn authority(
         }
         (Some(_), None) => Err(malformed(
             key_path.display().to_string(),
-            "missing, though the certificate of the authority is there",
+            "missing, but the authority's certificate exists",
         )),
     }
 }
 
-/// Leaves are not synced, authorities, the service accounts' key and tokens are: whatever a loss of
-/// power leaves of a leaf, or of one half of it, does not pass the checks below at the next start and
-/// is issued anew. A first start has a dozen of these files, and would wait for the disk for each.
+/// Leaves are not synced; authorities, the service account key and tokens are. If a power failure
+/// damages a leaf or one half of it, the checks below fail at the next start, and it is issued
+/// again. A first start writes a dozen leaves and would wait for the disk for each.
 fn ensure(
     directory: &Path,
     name: &str,
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_is_made_once_and_kept() {
+    fn a_directory_is_created_once_and_kept() {
         let root = tempfile::tempdir().expect("a temporary directory");
         let directory = root.path().join("data/pki");
         let first = Pki::open_or_create(&directory).expect("creates");
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn who_only_looks_makes_nothing() {
+    fn open_creates_nothing() {
         let root = tempfile::tempdir().expect("a temporary directory");
         let directory = root.path().join("pki");
         assert!(Pki::open(&directory).is_err());
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn a_leaf_that_a_power_loss_tore_is_issued_anew() {
+    fn a_leaf_damaged_by_a_power_failure_is_issued_again() {
         let root = tempfile::tempdir().expect("a temporary directory");
         let pki = Pki::open_or_create(root.path()).expect("creates");
         let profile = Profile::server("kube-apiserver", vec![]);

@@ -1,12 +1,11 @@
-//! What a node shows to join.
+//! Tokens with which a node joins.
 //!
-//! A join token is `K10<sha256 of the authority's DER certificate, hex>::<secret>`: the hash lets
-//! the node check the server before it sends the secret. A bare secret is accepted too; the node
-//! then trusts the authority that the server shows at the first contact.
+//! A join token is `K10<sha256 of the authority's DER certificate, hex>::<secret>`. With the hash
+//! the node checks the server before it sends the secret. A bare secret is also accepted; the node
+//! then trusts the server's authority at the first contact.
 //!
-//! On the wire the secret is a bootstrap token (`id.secret`, a Secret in kube-system), because that
-//! is what authenticates a joining node upstream. A secret of any other shape is mapped to one, the
-//! same way on both sides.
+//! On the wire the secret is a bootstrap token (`id.secret`, a Secret in kube-system), with which a joining
+//! node authenticates upstream. Both sides map a secret of another form to a bootstrap token in the same way.
 
 use std::fmt;
 
@@ -61,14 +60,14 @@ impl fmt::Display for JoinToken {
     }
 }
 
-/// The secret stays out of logs.
+/// Omits the secret, to keep it out of logs.
 impl fmt::Debug for JoinToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("JoinToken").field("ca_hash", &self.ca_hash).finish_non_exhaustive()
     }
 }
 
-/// Upstream's bootstrap token: `[a-z0-9]{6}.[a-z0-9]{16}`, the first part public.
+/// Upstream's bootstrap token: `[a-z0-9]{6}.[a-z0-9]{16}`. The first part is public.
 #[derive(Clone, PartialEq, Eq)]
 pub struct BootstrapToken {
     pub id: String,
@@ -76,7 +75,7 @@ pub struct BootstrapToken {
 }
 
 impl BootstrapToken {
-    /// `None` if the text is not of the form.
+    /// `None` if the text does not have this form.
     pub fn parse(text: &str) -> Option<Self> {
         let (id, secret) = text.split_once('.')?;
         let is_fit = |part: &str, length| {
@@ -86,12 +85,12 @@ impl BootstrapToken {
             .then(|| Self { id: id.to_owned(), secret: secret.to_owned() })
     }
 
-    /// The token itself if it is one, otherwise one derived from the text.
+    /// The text itself if it is a bootstrap token, otherwise a token derived from it.
     pub fn from_secret(text: &str) -> Self {
         if let Some(token) = Self::parse(text) {
             return token;
         }
-        // Two hashes, because 22 characters at two bytes each need more than one gives.
+        // Two hashes, because 22 characters need two bytes each, and one hash has 32.
         let digest = |part: &str| Sha256::digest(format!("decapod bootstrap token {part}\0{text}"));
         let bytes = [digest("a"), digest("b")].concat();
         let mut characters = bytes.chunks_exact(2).map(|pair| {
@@ -118,18 +117,18 @@ impl fmt::Display for BootstrapToken {
     }
 }
 
-/// The id is public, the secret stays out of logs.
+/// Prints the public id, but omits the secret.
 impl fmt::Debug for BootstrapToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("BootstrapToken").field("id", &self.id).finish_non_exhaustive()
     }
 }
 
-/// `length` unguessable characters of `[a-z0-9]`.
+/// `length` random characters of `[a-z0-9]`.
 pub fn random_token(length: usize) -> String {
     let character = |_| loop {
         let [byte] = crate::random_bytes::<1>();
-        // 252 is the last multiple of 36 in a byte: above it some characters would be likelier.
+        // 252 is the largest multiple of 36 in a byte: larger values would make some characters likelier.
         if byte < 252 {
             return ALPHABET[usize::from(byte) % ALPHABET.len()] as char;
         }

@@ -1,8 +1,8 @@
-//! Endpoints by service port, from slices, and which of them a service's traffic may use.
+//! Collects endpoints by service port from slices, and selects those that a Service's traffic may use.
 //!
-//! Ready endpoints are used. Where there is none, those that still serve while they terminate are:
-//! a service whose last pods are going away answers to the end. Zone and node hints narrow the
-//! cluster-wide choice only when every ready endpoint has one and some fit this node.
+//! Ready endpoints are used. Without ready ones, endpoints that still serve while they terminate
+//! are used: a Service whose last pods are terminating answers to the end. Zone and node hints
+//! narrow the cluster-wide choice only when every ready endpoint has a hint and some fit this node.
 
 use std::borrow::Borrow;
 use std::collections::BTreeMap;
@@ -33,7 +33,7 @@ impl Endpoint {
     }
 }
 
-/// Where this node is, for hints.
+/// This node's name and zone, for hints.
 #[derive(Clone, Copy, Debug)]
 pub struct Place<'a> {
     pub node: &'a str,
@@ -42,7 +42,7 @@ pub struct Place<'a> {
 
 pub type Endpoints = BTreeMap<PortName, Vec<Endpoint>>;
 
-/// All endpoints of one family. The same address in two slices counts once.
+/// All endpoints of one family. An address that is in two slices counts once.
 pub fn collect<S>(slices: &[S], ip: Ip, node: &str) -> Endpoints
 where
     S: Borrow<discovery::EndpointSlice>,
@@ -88,7 +88,8 @@ fn family_name(ip: Ip) -> &'static str {
     }
 }
 
-/// None for what is no endpoint of this family: in a rule it would make the kernel refuse all rules.
+/// `None` unless it is a valid endpoint of this family: an invalid one would make the kernel refuse
+/// all rules.
 fn endpoint(of: &discovery::Endpoint, ip: Ip, port: u16, node: &str) -> Option<Endpoint> {
     // Upstream: only the first address is used; more are forbidden for new slices.
     let address: IpAddr = of.addresses.first()?.parse().ok()?;
@@ -119,10 +120,9 @@ fn endpoint(of: &discovery::Endpoint, ip: Ip, port: u16, node: &str) -> Option<E
 pub struct Usable<'a> {
     pub cluster: Vec<&'a Endpoint>,
     pub local: Vec<&'a Endpoint>,
-    /// Those of either list: they need a chain.
+    /// The endpoints of either list: each needs a chain.
     pub reachable: Vec<&'a Endpoint>,
-    /// Whether the service has usable endpoints at all, on whichever node: decides between refusing
-    /// and silently dropping.
+    /// Whether any node has usable endpoints: without them traffic is refused, otherwise silently dropped.
     pub any: bool,
 }
 
@@ -167,7 +167,7 @@ enum Hint {
 }
 
 impl Hint {
-    /// Which hints count: all ready endpoints carry them and at least one is for this place.
+    /// The hints to apply: all ready endpoints have one, and at least one fits this place.
     fn common(endpoints: &[Endpoint], place: Place<'_>) -> Self {
         let ready: Vec<&Endpoint> = endpoints.iter().filter(|e| e.ready).collect();
         for hint in [Self::Node, Self::Zone] {
@@ -225,7 +225,7 @@ mod tests {
         ServicePort::of(&service, Ip::V4).remove(0)
     }
 
-    /// Addresses' last numbers: cluster, local, and whether there are any.
+    /// Expects the last numbers of the cluster-wide and local addresses, and whether there are any.
     fn check(spec: Value, endpoints: Value, cluster: &[u8], local: &[u8], any: bool) {
         let found = collect(&[slice(endpoints)], Ip::V4, "here");
         let service = service(spec);
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn ready_ones_first_then_those_that_still_serve() {
+    fn ready_endpoints_come_before_serving_ones() {
         let none = json!({});
         let ready = json!({"ready": true});
         let leaving = json!({"ready": false, "serving": true, "terminating": true});

@@ -1,10 +1,10 @@
-//! `healthCheckNodePort`: by it a load balancer outside learns which nodes have endpoints of a Service
+//! `healthCheckNodePort`: tells an external load balancer which nodes have endpoints of a Service
 //! whose external traffic policy is Local.
 //!
 //! In: services, slices, the node's addresses for node ports. Out: a listener for each such Service
-//! on each of these addresses, which answers 200 while the node has ready endpoints and the rules
-//! are kept, else 503.
-//! Invariant: a port that cannot be had holds up no other; it is tried again in the next round.
+//! on each of these addresses. It answers 200 while the node has ready endpoints and the rules are
+//! up to date, otherwise 503.
+//! Invariant: a port that fails to open does not delay others; the next round tries it again.
 //! Upstream: `pkg/proxy/healthcheck/service_health.go`.
 
 use std::borrow::Borrow;
@@ -30,12 +30,12 @@ use crate::status::Status;
 use crate::{Config, Error};
 
 const WEIGHT: &str = "x-load-balancing-endpoint-weight";
-/// What is under way at a close may end.
+/// How long running requests may take after a close.
 const DRAIN: Duration = Duration::from_millis(200);
 
 type Name = (String, String);
 
-/// What one Service asks for.
+/// The health check of one Service.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Check {
     port: u16,
@@ -54,18 +54,18 @@ struct Open {
     port: u16,
     addresses: BTreeSet<IpAddr>,
     counts: Arc<Counts>,
-    /// Their end closes the ports.
+    /// Dropping it closes the ports.
     tasks: Tasks,
 }
 
-/// The same as in [`Check`], for those who answer.
+/// The numbers of [`Check`], shared with the listeners.
 #[derive(Default)]
 struct Counts {
     v4: AtomicUsize,
     v6: AtomicUsize,
 }
 
-/// The checks of all Services that have one, with the endpoints of `node`.
+/// The health checks of all Services that have one, with the endpoints on `node`.
 pub fn wanted<S, E>(services: &[S], slices: &[E], node: &str) -> BTreeMap<Name, Check>
 where
     S: Borrow<Service>,
@@ -83,7 +83,7 @@ where
     };
     let slices: Vec<&EndpointSlice> = slices.iter().map(Borrow::borrow).filter(of_one).collect();
     for ip in [Ip::V4, Ip::V6] {
-        // A Service with two ports has an endpoint twice.
+        // A Service with two ports lists an endpoint twice.
         let mut ready: BTreeMap<Name, BTreeSet<IpAddr>> = BTreeMap::new();
         for (port, all) in endpoints::collect(&slices, ip, node) {
             let own = ready.entry((port.namespace, port.service)).or_default();
@@ -116,10 +116,10 @@ impl HealthChecks {
         Self { status, config, open: BTreeMap::new() }
     }
 
-    /// Opens and closes ports. False when one could not be had.
+    /// Opens and closes ports. False when a port failed to open.
     pub async fn follow(&mut self, wanted: &BTreeMap<Name, Check>, on: &NodePorts) -> bool {
         let addresses: BTreeSet<IpAddr> = match on {
-            // Of both families.
+            // Accepts both families.
             NodePorts::All => [Ipv6Addr::UNSPECIFIED.into()].into(),
             NodePorts::Only(addresses) => addresses.iter().copied().collect(),
         };
@@ -141,7 +141,7 @@ impl HealthChecks {
                     Ok(open) => drop(self.open.insert(name.clone(), open)),
                     Err(error) => {
                         let (namespace, service) = name;
-                        tracing::warn!(namespace, service, %error, "cannot serve the health check");
+                        tracing::warn!(namespace, service, %error, "failed to serve the Service's health check");
                         all = false;
                     }
                 }
@@ -180,7 +180,7 @@ impl HealthChecks {
 }
 
 impl Counts {
-    /// Of the address's family.
+    /// The number of endpoints in the address's family.
     fn of(&self, address: IpAddr) -> usize {
         let (v4, v6) = (self.v4.load(Ordering::Relaxed), self.v6.load(Ordering::Relaxed));
         match address {

@@ -1,9 +1,9 @@
-//! Somebody else changed what this component made in the kernel: `nft flush ruleset`, the restart of
-//! a firewall, `ip link del`.
+//! Notices when another program changes this component's objects in the kernel: `nft flush
+//! ruleset`, the restart of a firewall, `ip link del`.
 //!
-//! In: the kernel's word, by [`net::monitor`]. Out: a wait that ends when things have to be made anew.
-//! Invariant: two that undo each other's work do so at a falling rate: after a repair the next waits
-//! for a second, then two, up to a minute.
+//! In: the kernel's messages, by [`net::monitor`]. Out: a wait that ends when the objects must be restored.
+//! Invariant: two programs that undo each other's changes do so at a falling rate: after a repair
+//! the next waits for a second, then two, up to a minute.
 
 use std::time::Duration;
 
@@ -13,9 +13,9 @@ use tokio::time::Instant;
 
 const REST: Duration = Duration::from_secs(1);
 const REST_CEILING: Duration = Duration::from_secs(60);
-/// After so long without a change the next one is repaired at once again.
+/// After this long without a change, the next one is repaired at once again.
 const CALM: Duration = Duration::from_secs(60);
-/// One change to the kernel is many messages: the rest of them is waited for so long.
+/// How long to wait for the other messages of the same change.
 const SETTLE: Duration = Duration::from_millis(10);
 
 pub struct Watch {
@@ -30,7 +30,7 @@ impl Watch {
         Self { monitor, rest, rests_until: Instant::now() }
     }
 
-    /// Resolves when what the caller made was changed. May be dropped and called again.
+    /// Resolves when the caller's objects were changed. Dropping the future loses nothing.
     pub async fn changed(&mut self, is_own: impl Fn(Change<'_>) -> bool) -> Result<(), net::Error> {
         self.monitor.told(is_own).await?;
         let now = Instant::now();

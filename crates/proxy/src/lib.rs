@@ -1,13 +1,15 @@
 //! kube-proxy: makes services work on one node.
 //!
-//! In: services, endpoint slices and the own node, from informers. Out: the kernel's ruleset, by
-//! way of a pure function ([`model::ruleset`]) and the difference to what was applied last, as one
-//! transaction. Knows only the API and the kernel.
+//! In: services, endpoint slices and the own node, from informers. Out: the kernel's ruleset. A
+//! pure function ([`model::ruleset`]) computes it, and one transaction applies the difference to
+//! the last applied one. This crate knows only the API and the kernel.
 //!
-//! Invariants: nothing is removed at exit, so traffic goes on while the process is down; the first
-//! transaction of a process replaces whatever is there in one instant, and so does the next one after
-//! somebody else changed the tables; rules are touched only after all three informers have the whole
-//! picture.
+//! Cost: a change decodes one object. A round reads all Services and slices, which are kept decoded, and
+//! changes the elements of the kernel's rules that differ. Changes that arrive together share a round.
+//!
+//! Invariants: nothing is removed at exit, so traffic continues while the process is down. The first
+//! transaction of a process replaces all existing rules atomically; so does the first one after another
+//! program changed the tables. Rules are changed only after all three informers have synced.
 
 mod endpoints;
 mod health_checks;
@@ -26,11 +28,10 @@ use std::time::Duration;
 
 use base::backoff::Backoff;
 use base::task::{Stop, Tasks};
-use client::{Client, Informer, Informers};
+use client::{Client, Informer, Informers, View, Whole};
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use machinery::selector::Selector;
 use net::Links;
 use tokio::sync::Notify;
 
@@ -40,19 +41,19 @@ use crate::model::{Facts, NodePorts};
 use crate::status::Status;
 use crate::sync::{Seen, Syncer};
 
-/// Upstream: headless services need no proxy, others may bring one of their own.
+/// Upstream: headless Services need no proxy, and others may name another proxy.
 const SELECTOR: &str = "!service.kubernetes.io/headless,!service.kubernetes.io/service-proxy-name";
 const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
-/// A failed transaction is tried again, first after this long.
+/// The first delay before a failed transaction is retried.
 const RETRY: Duration = Duration::from_secs(1);
 const RETRY_CEILING: Duration = Duration::from_secs(30);
-/// Changes that come together are one transaction: at least this long between two.
+/// The minimum time between two transactions, so that a burst of changes becomes one.
 const PAUSE: Duration = Duration::from_millis(10);
-/// However long a round takes, the next change waits no longer than this for its own.
+/// The maximum pause, even after a long round.
 const PAUSE_CEILING: Duration = Duration::from_secs(1);
-/// A round that takes longer is worth a word.
+/// Slower rounds are logged.
 const SLOW: Duration = Duration::from_secs(1);
-/// A port for health checks that could not be had is tried again.
+/// The delay before a failed health check port is retried.
 const HEALTH_CHECK_RETRY: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Debug)]
@@ -62,9 +63,9 @@ pub struct Config {
     pub service_cidrs: Vec<IpNet>,
     pub nodeport_addresses: NodePortAddresses,
     pub masquerade_all: bool,
-    /// `/healthz` and `/livez`; none: not served.
+    /// The address of `/healthz` and `/livez`; none: not served.
     pub healthz_bind: Option<SocketAddr>,
-    /// `/metrics` and `/proxyMode`; none: not served.
+    /// The address of `/metrics` and `/proxyMode`; none: not served.
     pub metrics_bind: Option<SocketAddr>,
     /// The node's network namespace; none: the process's own.
     pub netns: Option<PathBuf>,
@@ -101,11 +102,11 @@ pub enum Error {
     Network(#[from] net::Error),
     #[error(transparent)]
     Nftables(#[from] net::nft::Error),
-    #[error("no interface has the node's address {0}, and none has another for the world")]
+    #[error("no interface has the node's address {0}, and no interface has a global address")]
     NoUplink(IpAddr),
     #[error("cannot listen on {0}: {1}")]
     Listen(SocketAddr, std::io::Error),
-    #[error("a worker thread died")]
+    #[error("a worker thread panicked")]
     Worker,
 }
 
@@ -129,31 +130,29 @@ async fn run_with(client: Client, config: Config, tasks: &Tasks, stop: &Stop) ->
         None => Links::open()?,
     };
     let informers = Informers::new(client, tasks.clone());
-    let own = format!("metadata.name={}", config.node_name);
-    let sources = Sources {
-        services: informers.scoped(None, "", SELECTOR),
-        slices: informers.scoped(None, "", SELECTOR),
-        nodes: informers.scoped(None, &own, ""),
-    };
+    let sources = Sources::new(&informers, &config.node_name);
     let changed = Arc::new(Notify::new());
     sources.subscribe(&changed, &status);
     let waiting = async {
-        // Before the first round, which would load them one by one.
+        // Before the first round, in which the kernel would load them one by one.
         let (loaded, ()) = tokio::join!(syncer.load_modules(), informers.synced());
-        tracing::info!("services, endpoints and node are known");
+        tracing::info!("the informers for Services, EndpointSlices and the Node have synced");
         loaded
     };
     let Some(loaded) = stop.or(waiting).await else { return Ok(()) };
     let (syncer, missing) = loaded?;
     if !missing.is_empty() {
         let modules = missing.join(" ");
-        tracing::error!(modules, "kernel modules that Services need are not there; see modprobe");
+        tracing::error!(
+            modules,
+            "kernel modules for Services are missing; load them with modprobe"
+        );
     }
     net::sysctl::prepare_tracking(config.netns.as_deref()).await?;
     let engine = Engine { config, sources, links, status };
     tokio::select! {
         () = stop.wait() => Ok(()),
-        // A part of the group broke.
+        // A task of the group failed.
         () = async { tasks.stop_signal().wait().await } => Err(Error::Worker),
         outcome = engine.follow(syncer, watch, &changed) => outcome,
     }
@@ -163,10 +162,26 @@ struct Sources {
     services: Informer<Service>,
     slices: Informer<EndpointSlice>,
     nodes: Informer<Node>,
+    /// Each round goes through all of both: they are decoded once for each change.
+    all_services: View<Whole<Service>>,
+    all_slices: View<Whole<EndpointSlice>>,
 }
 
 impl Sources {
-    /// Events only wake the engine; it reads the caches.
+    fn new(informers: &Informers, node: &str) -> Self {
+        let services: Informer<Service> = informers.scoped(None, "", SELECTOR);
+        let slices: Informer<EndpointSlice> = informers.scoped(None, "", SELECTOR);
+        let own = format!("metadata.name={node}");
+        Self {
+            all_services: services.view(),
+            all_slices: slices.view(),
+            services,
+            slices,
+            nodes: informers.scoped(None, &own, ""),
+        }
+    }
+
+    /// Events only wake the engine, which reads the caches.
     fn subscribe(&self, changed: &Arc<Notify>, status: &Arc<Status>) {
         let wake = || {
             let (changed, status) = (changed.clone(), status.clone());
@@ -177,7 +192,7 @@ impl Sources {
         };
         self.services.subscribe_raw(wake());
         self.slices.subscribe_raw(wake());
-        // The kubelet writes the node's status all the time; only what the rules depend on counts.
+        // The kubelet updates the node's status often; only fields that affect the rules count.
         let (changed, status) = (changed.clone(), status.clone());
         self.nodes.subscribe(move |event| {
             let now = (!event.is_deleted()).then(|| &**event.object());
@@ -199,7 +214,7 @@ struct Engine {
 }
 
 impl Engine {
-    /// One transaction now, then one for every burst of changes.
+    /// Applies one transaction now, then one for every burst of changes.
     async fn follow(
         &self,
         mut syncer: Syncer,
@@ -223,7 +238,7 @@ impl Engine {
                 }
                 Ok(_) => {}
                 Err(error) => {
-                    tracing::warn!(%error, "cannot change the rules, will try again");
+                    tracing::warn!(%error, "failed to update the nftables rules, will try again");
                     tokio::time::sleep(retry.step()).await;
                     continue;
                 }
@@ -236,7 +251,7 @@ impl Engine {
                 () = tokio::time::sleep(HEALTH_CHECK_RETRY), if !is_served => {}
                 told = watch.changed(|change| syncer.is_own(change)) => {
                     told?;
-                    tracing::warn!("somebody else changed the rules of Services, they are set anew");
+                    tracing::warn!("another program changed the nftables rules of Services; restoring them");
                     self.status.queued();
                     syncer.forget();
                 }
@@ -245,8 +260,8 @@ impl Engine {
     }
 
     async fn look(&self) -> Result<Seen, Error> {
-        let services = self.sources.services.lister().list(None, &Selector::everything());
-        let slices = self.sources.slices.lister().list(None, &Selector::everything());
+        let services = self.sources.all_services.objects(None);
+        let slices = self.sources.all_slices.objects(None);
         Ok(Seen { services, slices, facts: self.facts().await? })
     }
 
@@ -277,15 +292,15 @@ impl Engine {
     }
 }
 
-/// Large rulesets take longer: most of the time is left to others, up to a limit, as Services are
-/// stale meanwhile.
+/// Large rulesets take longer. The pause leaves most of the time to other work, up to a limit,
+/// because Services are stale meanwhile.
 fn pause_after(took: Duration) -> Duration {
     (took * 4).clamp(PAUSE, PAUSE_CEILING)
 }
 
 fn say(seen: &Seen, requests: usize, took: Duration) {
     if took < SLOW {
-        tracing::debug!(requests, ?took, "rules changed");
+        tracing::debug!(requests, ?took, "updated the nftables rules");
         return;
     }
     let (services, slices) = (seen.services.len(), seen.slices.len());
@@ -294,11 +309,11 @@ fn say(seen: &Seen, requests: usize, took: Duration) {
         services,
         slices,
         ?took,
-        "a change of the rules of Services took long; Services were stale meanwhile"
+        "updating the nftables rules of Services took long; Services were stale meanwhile"
     );
 }
 
-/// What of the node the rules depend on.
+/// The Node's fields that affect the rules.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct NodeFacts {
     zone: Option<String>,
@@ -324,7 +339,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_round_holds_up_the_next_for_long() {
+    fn the_pause_after_a_round_is_limited() {
         let check = |took: u64, pause: u64| {
             let got = pause_after(Duration::from_millis(took));
             assert_eq!(got, Duration::from_millis(pause), "after {took} ms");

@@ -1,5 +1,5 @@
-//! Services, endpoints and facts about the node in, the ruleset out: a pure function, in the shape
-//! of upstream's nftables mode.
+//! Computes the ruleset from Services, endpoints and facts about the node: a pure function, with
+//! the structure of upstream's nftables mode.
 //!
 //! ```text
 //!  nat prerouting, output ─► services ─ ip.proto.port in @service-ips ──┬► service-…  (cluster)
@@ -10,8 +10,8 @@
 //!                                                                     └► dnat
 //!  filter input, forward, output (new connections) ─► service-endpoints-check (no endpoints),
 //!                                                     cluster-ips-check (unused addresses, ports),
-//!                                                     untranslated-check (a moment's gap)
-//!  nat postrouting ─► masquerading (what was marked)
+//!                                                     untranslated-check (a change of rules)
+//!  nat postrouting ─► masquerading (marked packets)
 //! ```
 //!
 //! Cost per packet does not depend on the number of services: one map lookup, one chain.
@@ -32,34 +32,34 @@ use crate::endpoints::{self, Endpoint, Place, Usable};
 use crate::names;
 use crate::services::ServicePort;
 
-/// As upstream calls it: whoever of the two runs replaces the other's rules.
+/// Upstream's name: if both proxies run, each replaces the other's rules.
 pub const TABLE: &str = "kube-proxy";
-/// Ours: what leaves the cluster from this node's pods.
+/// Our own table: masquerades traffic from this node's pods that leaves the cluster.
 pub const POD_TABLE: &str = "decapod-pods";
-/// Packets with this bit are masqueraded on their way out.
+/// Packets with this bit are masqueraded in postrouting.
 const MASQUERADE_MARK: u32 = 0x4000;
 /// `RTN_LOCAL`: an address of this node.
 const LOCAL: u32 = 2;
 const AFFINITY_SET_SIZE: u32 = 65_535;
 
-/// What the rules depend on besides the API's services.
+/// The inputs of the rules besides the Services and endpoints.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Facts {
     pub node: String,
     pub zone: Option<String>,
-    /// The pods' networks of this node.
+    /// This node's pod CIDRs.
     pub pod_cidrs: Vec<IpNet>,
-    /// All pods' networks: what is not from there is masqueraded.
+    /// All pods' CIDRs: traffic from other sources is masqueraded.
     pub cluster_cidrs: Vec<IpNet>,
     pub service_cidrs: Vec<IpNet>,
     pub node_ports: NodePorts,
     pub masquerade_all: bool,
 }
 
-/// On which addresses node ports answer.
+/// The addresses on which node ports answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NodePorts {
-    /// Every address of the node, loopback excepted.
+    /// Every address of the node except loopback.
     All,
     Only(Vec<IpAddr>),
 }
@@ -100,7 +100,7 @@ where
     ruleset
 }
 
-/// Pods talk to the world with their node's address: nobody out there knows theirs.
+/// Pods use their node's address outside of the cluster, where their own addresses have no route.
 fn pod_masquerade(ip: Ip, facts: &Facts) -> Option<Table> {
     let ours: Vec<_> = of_family(&facts.pod_cidrs, ip).collect();
     let inside: Vec<_> = of_family(&facts.cluster_cidrs, ip).collect();
@@ -124,27 +124,27 @@ fn pod_masquerade(ip: Ip, facts: &Facts) -> Option<Table> {
     Some(table)
 }
 
-/// The kube-proxy table of one family under construction.
+/// The kube-proxy table of one family during its construction.
 struct Family<'a> {
     ip: Ip,
     facts: &'a Facts,
     table: Table,
 }
 
-/// The chains of one service port and what leads nowhere.
+/// The chain names of one service port, and the targets of its traffic.
 struct Paths {
     cluster: String,
     local: String,
     external: String,
     firewall: String,
-    /// Where the cluster address leads, if it leads somewhere.
+    /// The target chain of the cluster IP; none without endpoints.
     internal_to: Option<String>,
-    /// Where the external chain ends, if it leads somewhere.
+    /// The target of the external chain; none without endpoints.
     external_to: Option<String>,
 }
 
 impl Family<'_> {
-    /// Everything that does not depend on services.
+    /// Adds everything that does not depend on Services.
     fn frame(&mut self) {
         self.table.comment = Some("rules for kube-proxy".into());
         self.sets();
@@ -202,8 +202,8 @@ impl Family<'_> {
         for (name, kind, hook, priority) in bases {
             self.table.chain(name).base = base(kind, hook, priority);
         }
-        // The firewall looks at the address that the client asked for, so it comes before the
-        // translation; the refusals come after, where only what was not translated is left.
+        // The firewall matches the client's original destination, so it comes before the
+        // translation. The refusals come after it, where only untranslated packets are left.
         let new = Stmt::AnyBit { field: Field::CtState, bits: ct_state::NEW };
         let jumps = [
             ("filter-input", "nodeport-endpoints-check", true),
@@ -237,7 +237,7 @@ impl Family<'_> {
         self.node_port_rule("nodeport-endpoints-check", vec![to_map]);
         self.untranslated_check();
         self.table.rule("reject-chain", vec![Stmt::Reject]);
-        // Deviation: the cluster DNS address is an address of every node and of no service of ours.
+        // Deviation: the cluster DNS address is an address of every node, and belongs to no Service of ours.
         let check = "cluster-ips-check";
         let own = Stmt::equals(Field::FibDaddrType, Value::Number(LOCAL));
         self.table.rule(check, vec![own, Stmt::Verdict(Verdict::Return)]);
@@ -260,9 +260,9 @@ impl Family<'_> {
         vec![Field::Daddr(self.ip), Field::L4proto, Field::Dport]
     }
 
-    /// A packet that is looked at while one ruleset takes over from another may meet old rules with
-    /// new maps and stay untranslated. Refusing it would fail a request for nothing: it is dropped,
-    /// and the client's next attempt finds its way. Deviation: upstream refuses such packets.
+    /// Drops packets that a change of the ruleset left untranslated: such a packet may meet old
+    /// rules with new maps. Refusing it would fail a request without need; after a drop the
+    /// client's next attempt succeeds. Deviation: upstream refuses such packets.
     fn untranslated_check(&mut self) {
         let drop = Stmt::Verdict(Verdict::Drop);
         let in_set = |key, set: &str| Stmt::InSet { key, op: Op::Eq, set: set.to_owned() };
@@ -272,7 +272,7 @@ impl Family<'_> {
         self.node_port_rule(chain, vec![in_set(port_key(), "active-nodeports"), drop]);
     }
 
-    /// A rule for what goes to a node port's addresses.
+    /// A rule for packets to the node ports' addresses.
     fn node_port_rule(&mut self, chain: &str, then: Vec<Stmt>) {
         let mut stmts = Vec::new();
         match self.facts.node_ports {
@@ -324,10 +324,10 @@ impl Family<'_> {
         }
     }
 
-    /// The map elements that lead to the service's chains or to a refusal.
+    /// Adds the map elements that lead to the Service's chains or to a refusal.
     fn dispatch(&mut self, port: &ServicePort, usable: &Usable<'_>, paths: &Paths) {
-        // No endpoint anywhere: say so. None on this node, and the policy is Local: be silent, as
-        // if the packet had gone to a node that does not know it.
+        // Without endpoints on any node: rejects. With endpoints on other nodes only, and policy
+        // Local: drops, like a node that does not know the Service.
         let refusal = if usable.any { Verdict::Drop } else { Verdict::Goto("reject-chain".into()) };
         match &paths.internal_to {
             Some(chain) => {
@@ -356,7 +356,7 @@ impl Family<'_> {
                 let verdict = Verdict::Goto(paths.external.clone());
                 self.table.element("service-nodeports", key.clone(), to(verdict, port));
             }
-            // An endpoint on the node itself with the same port needs no translation.
+            // An endpoint on the node itself may have the same port; its packets need no translation.
             let same = |e: &&Endpoint| e.address.port() == node_port;
             if paths.external_to.is_none() {
                 self.table.element("no-endpoint-nodeports", key, to(refusal, port));
@@ -376,7 +376,7 @@ impl Family<'_> {
         self.table.element("no-endpoint-services", key(address, port), element);
     }
 
-    /// Whoever is no pod of ours gets its answer back only through this node.
+    /// Masquerades clients other than pods: their answers must come back through this node.
     fn mark_foreign(&mut self, port: &ServicePort, chain: &str) {
         let mut stmts = vec![
             Stmt::equals(Field::Daddr(self.ip), Value::Ip(port.cluster_ip)),
@@ -395,15 +395,15 @@ impl Family<'_> {
         self.table.rule(chain, stmts);
     }
 
-    /// What comes to a node port or an external address.
+    /// Adds the chain for node ports and external addresses.
     fn external(&mut self, port: &ServicePort, usable: &Usable<'_>, paths: &Paths) {
         let chain = paths.external.as_str();
         let t = &mut self.table;
         if !port.external_local {
-            // The endpoint may be on another node, so the answer must come back here.
+            // The endpoint may be on another node, so the answer must come back through this node.
             t.rule(chain, vec![Stmt::jump("mark-for-masquerade")]);
         } else if !usable.cluster.is_empty() {
-            // Pods and nodes of the cluster would reach every endpoint from outside: let them.
+            // Pods and nodes of the cluster may use all endpoints, as they could through another node.
             for net in of_family(&self.facts.cluster_cidrs, self.ip) {
                 let pods = Stmt::InNet { field: Field::Saddr(self.ip), op: Op::Eq, net };
                 t.rule(chain, vec![pods, Stmt::goto(&paths.cluster)])
@@ -430,7 +430,7 @@ impl Family<'_> {
         self.table.rule(chain, vec![Stmt::Verdict(Verdict::Drop)]);
     }
 
-    /// Back to the endpoint of last time, or to one at random.
+    /// Adds rules that choose the client's previous endpoint, or a random one.
     fn spread(&mut self, port: &ServicePort, chain: &str, endpoints: &[&Endpoint]) {
         let chain_of = |e: &Endpoint| names::endpoint("endpoint", &port.name, &e.address);
         if port.affinity.is_some() {
@@ -451,7 +451,7 @@ impl Family<'_> {
     fn endpoint(&mut self, port: &ServicePort, endpoint: &Endpoint) {
         let chain = names::endpoint("endpoint", &port.name, &endpoint.address);
         let saddr = Field::Saddr(self.ip);
-        // An endpoint that comes back to itself must see another address than its own.
+        // An endpoint that connects to itself must see another source address than its own.
         let itself = Stmt::equals(saddr.clone(), Value::Ip(endpoint.address.ip()));
         self.table.rule(&chain, vec![itself, Stmt::jump("mark-for-masquerade")]);
         if port.affinity.is_some() {
@@ -499,7 +499,7 @@ fn key(address: IpAddr, port: &ServicePort) -> Vec<Value> {
     vec![Value::Ip(address), Value::Proto(port.name.proto), Value::Port(port.port)]
 }
 
-/// A map's element, with the service port's name as upstream writes it.
+/// A map element, with the service port's name in upstream's format.
 fn to(verdict: Verdict, port: &ServicePort) -> Element {
     let name = &port.name;
     let tail = if name.port.is_empty() { String::new() } else { format!(":{}", name.port) };

@@ -1,5 +1,5 @@
-//! Names of chains and sets, as upstream has them: a hash, so that names which differ in one digit
-//! look different and truncated ones stay unique, then what the thing is for.
+//! Names of chains and sets, in upstream's format: a hash, then the purpose. The hash makes similar
+//! names look different, and keeps truncated ones unique.
 //!
 //! `service-ULMVA6XW-ns1/svc1/tcp/p80`, `endpoint-5OJB2KTY-ns1/svc1/tcp/p80__10.180.0.1/80`.
 
@@ -9,14 +9,14 @@ use sha2::{Digest, Sha256};
 
 use crate::services::PortName;
 
-/// The kernel's limit for a name, less the longest prefix.
+/// The kernel's limit on a name, minus the longest prefix.
 const BASE_BYTES: usize = 240;
 
 pub fn service(prefix: &str, name: &PortName) -> String {
     format!("{prefix}-{}", hashed(&path(name)))
 }
 
-/// Colons are not allowed in the name of a chain.
+/// The name of an endpoint's chain, which must not contain colons.
 pub fn endpoint(prefix: &str, name: &PortName, to: &SocketAddr) -> String {
     let address = to.ip().to_string().replace(':', ".");
     format!("{prefix}-{}", hashed(&format!("{}__{address}/{}", path(name), to.port())))
@@ -36,7 +36,7 @@ fn hashed(name: &str) -> String {
     name
 }
 
-/// The first eight characters of the (RFC 4648) base32 text: forty bits.
+/// The first eight characters of the base32 text (RFC 4648): forty bits.
 fn base32_prefix(bytes: &[u8]) -> String {
     const ALPHABET: &[u8; 32] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567";
     let bits = bytes.iter().take(5).fold(0u64, |sum, byte| sum << 8 | u64::from(*byte));

@@ -1,21 +1,21 @@
-//! Roads to the pods of other nodes.
+//! Routes to the pods of other nodes.
 //!
-//! In: all nodes, from an informer. Out: one VXLAN device with a route, a neighbour and a forwarding
-//! entry per other node. VXLAN works whether nodes share a network or not, so there is no second
-//! mechanism to choose; a node that is alone has no device.
+//! In: all nodes, from an informer. Out: one VXLAN device with a route, a neighbour and a
+//! forwarding entry per other node. VXLAN works with and without a common network of the nodes, so
+//! no second mechanism is needed. A single node has no device.
 //!
 //! ```text
 //!  Node n2: podCIDR 10.42.1.0/24, InternalIP 192.168.0.2
 //!     └► 10.42.1.0/24 via 10.42.1.0 dev decapod.1 onlink ─► UDP 8472 to 192.168.0.2
 //! ```
 //!
-//! Invariants: a Node may be written by a hostile machine, so it gets packets for a share of the
-//! cluster's own pod network and for nothing else (see [`plan`]); a peer that the kernel refuses does
-//! not delay the routes to others. Nothing is removed at exit, so traffic goes on while the process is
-//! down; routes are touched only after the informer has the whole picture; a route that no node stands
-//! for is removed, also one of an earlier process; what somebody else takes away is made again.
-//! Why here: it runs on every node beside the Services' rules, with the same identity, which is the
-//! one that may read all nodes (a kubelet's may not).
+//! Invariants: a hostile machine may write its Node, so a node gets packets only for a part of the
+//! cluster's own pod network (see [`plan`]). A peer that the kernel refuses does not delay the
+//! routes to others. Nothing is removed at exit, so traffic continues while the process is down.
+//! Routes are changed only after the informer has synced. A route without a node is removed, even
+//! one of an earlier process. Objects that another program removes are restored.
+//! Why here: the proxy runs on every node beside the Services' rules, with an identity that may
+//! read all nodes (a kubelet's may not).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -25,10 +25,10 @@ use std::time::Duration;
 
 use base::backoff::Backoff;
 use base::task::{Stop, Tasks};
-use client::{Client, Informers};
+use client::{Client, Informers, Projection, View};
 use ipnet::IpNet;
-use k8s_openapi::api::core::v1::Node;
-use machinery::selector::Selector;
+use k8s_openapi::api::core::v1::{Node, NodeSpec, NodeStatus};
+use machinery::ObjectMeta;
 use net::Links;
 use net::monitor::{Change, Monitor};
 use net::vxlan::{DEVICE, Peer, Vxlan};
@@ -40,9 +40,9 @@ use crate::{Error, RETRY, RETRY_CEILING, node_facts};
 #[derive(Clone, Debug, Default)]
 pub struct RoutesConfig {
     pub node_name: String,
-    /// All pods' addresses: nothing else is routed to nodes.
+    /// The CIDRs of all pods: only these are routed to nodes.
     pub cluster_cidrs: Vec<IpNet>,
-    /// Addresses of Services, which are no node's.
+    /// The CIDRs of Services, which belong to no node.
     pub service_cidrs: Vec<IpNet>,
     /// The node's network namespace; none: the process's own.
     pub netns: Option<PathBuf>,
@@ -58,10 +58,11 @@ pub async fn follow_nodes(client: Client, config: RoutesConfig, stop: Stop) -> R
     };
     let mut watch = Watch::new(Monitor::of_links(config.netns.as_deref())?);
     let nodes = Informers::new(client, tasks.clone()).of::<Node>();
+    let places: View<Place> = nodes.view();
     let changed = Arc::new(Notify::new());
     let tell = changed.clone();
     nodes.subscribe(move |event| {
-        // Kubelets write their nodes' status all the time; only the addresses count.
+        // Kubelets update their nodes' status often; only the addresses matter.
         let before = event.old().filter(|_| !event.is_deleted());
         if before.is_none_or(|before| node_facts(&before) != node_facts(event.object())) {
             tell.notify_one();
@@ -72,7 +73,8 @@ pub async fn follow_nodes(client: Client, config: RoutesConfig, stop: Stop) -> R
         let mut roads = Roads::new(links);
         let mut retry = Backoff::new(RETRY, RETRY_CEILING);
         loop {
-            let all = nodes.lister().list(None, &Selector::everything());
+            let all =
+                places.all().into_iter().map(|(_, place)| place.0.clone()).collect::<Vec<_>>();
             match roads.build(plan(&config, &all)).await {
                 Ok(all_done) => {
                     let rest = async {
@@ -86,15 +88,16 @@ pub async fn follow_nodes(client: Client, config: RoutesConfig, stop: Stop) -> R
                         () = changed.notified() => {}
                         told = watch.changed(|change| roads.is_own(change)) => {
                             told?;
-                            // By somebody else, or a peer that was removed here: it costs little.
-                            tracing::info!("the routes to other nodes are looked at again");
+                            // Another program changed them, or this one removed a peer: checking
+                            // again costs little.
+                            tracing::info!("restoring the routes to other nodes after a change");
                             roads.forget();
                         }
                     }
                     retry.reset();
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "cannot set the routes to other nodes, will try again");
+                    tracing::warn!(%error, "failed to update the routes to other nodes, will try again");
                     tokio::time::sleep(retry.step()).await;
                 }
             }
@@ -105,18 +108,43 @@ pub async fn follow_nodes(client: Client, config: RoutesConfig, stop: Stop) -> R
     outcome
 }
 
-/// How this node's end of the overlay looks, and who else there is.
+/// The fields of a Node that the routes depend on.
+struct Place(Arc<Node>);
+
+impl Projection<Node> for Place {
+    fn of(node: &Node) -> Self {
+        let metadata = ObjectMeta {
+            name: node.metadata.name.clone(),
+            labels: node.metadata.labels.clone(),
+            creation_timestamp: node.metadata.creation_timestamp.clone(),
+            deletion_timestamp: node.metadata.deletion_timestamp.clone(),
+            ..ObjectMeta::default()
+        };
+        let spec = node.spec.as_ref().map(|spec| NodeSpec {
+            pod_cidr: spec.pod_cidr.clone(),
+            pod_cidrs: spec.pod_cidrs.clone(),
+            ..NodeSpec::default()
+        });
+        let status = node.status.as_ref().map(|status| NodeStatus {
+            addresses: status.addresses.clone(),
+            ..NodeStatus::default()
+        });
+        Self(Arc::new(Node { metadata, spec, status }))
+    }
+}
+
+/// The settings of this node's end of the overlay, and its peers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Plan {
-    /// Own address and pod network; none while the API has not told them.
+    /// This node's address and pod network; none until the API has both.
     own: Option<(IpAddr, IpNet)>,
     /// By pod network.
     peers: BTreeMap<IpNet, IpAddr>,
-    /// Nodes whose claims are refused, and why.
+    /// Nodes whose pod network is refused, and the reason.
     refused: BTreeMap<String, Refusal>,
 }
 
-/// Why a Node's pod network is not routed to it.
+/// Why a Node's pod network gets no route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 enum Refusal {
     #[error("its podCIDR {0} is outside of the cluster CIDR")]
@@ -125,11 +153,11 @@ enum Refusal {
     Size(IpNet),
     #[error("its podCIDR {0} overlaps with that of this node or of an older one")]
     Taken(IpNet),
-    #[error("its InternalIP {0} is no address of another machine")]
+    #[error("its InternalIP {0} is not an address of another machine")]
     Address(IpAddr),
 }
 
-/// Pure. Older Nodes are served first, so that a new one takes nothing from those that are there.
+/// Pure. Older Nodes come first, so that a new Node cannot take an existing one's network.
 fn plan(config: &RoutesConfig, nodes: &[Arc<Node>]) -> Plan {
     let mut alive: Vec<_> =
         nodes.iter().filter(|node| node.metadata.deletion_timestamp.is_none()).collect();
@@ -142,7 +170,7 @@ fn plan(config: &RoutesConfig, nodes: &[Arc<Node>]) -> Plan {
     taken.extend(own.map(|(_, cidr)| cidr));
     for node in alive.iter().filter(|node| !is_own(node)) {
         for (address, cidr) in pairs(node) {
-            // An overlay has one family.
+            // The overlay supports one family.
             if own.is_some_and(|(_, own)| own.addr().is_ipv4() != cidr.addr().is_ipv4()) {
                 continue;
             }
@@ -161,7 +189,7 @@ fn plan(config: &RoutesConfig, nodes: &[Arc<Node>]) -> Plan {
     plan
 }
 
-/// A Node's pod networks, with its address of the same family.
+/// A Node's pod CIDRs, each with its address of the same family.
 fn pairs(node: &Node) -> impl Iterator<Item = (IpAddr, IpNet)> {
     let facts = node_facts(node);
     facts.pod_cidrs.into_iter().filter_map(move |cidr| {
@@ -195,7 +223,7 @@ fn refusal(
     None
 }
 
-/// Can it be the address of one machine?
+/// Whether the address can belong to one machine.
 fn is_host(address: IpAddr) -> bool {
     let is_special = match address {
         IpAddr::V4(v4) => v4.is_link_local() || v4.is_broadcast() || v4.octets()[0] == 0,
@@ -204,7 +232,7 @@ fn is_host(address: IpAddr) -> bool {
     !(is_special || address.is_loopback() || address.is_unspecified() || address.is_multicast())
 }
 
-/// Networks that do not overlap, by their first address.
+/// Networks without overlap, by their first address.
 #[derive(Default)]
 struct Shares(BTreeMap<IpAddr, IpNet>);
 
@@ -213,27 +241,27 @@ impl Shares {
         self.0.extend(cidrs.into_iter().map(|cidr| (cidr.network(), cidr)));
     }
 
-    /// The last one that begins before the network's end is the only one that can reach into it.
+    // Only the last network that begins before the end of `cidr` can overlap it.
     fn overlap(&self, cidr: IpNet) -> bool {
         let before = self.0.range(..=cidr.broadcast()).next_back();
         before.is_some_and(|(_, one)| one.broadcast() >= cidr.network())
     }
 }
 
-/// What the kernel has, as far as this process made it.
+/// The kernel state that this process created.
 struct Roads {
     links: Links,
     device: Option<Vxlan>,
-    /// The device's number in the kernel.
+    /// The device's interface index.
     index: Option<u32>,
     peers: BTreeMap<IpNet, IpAddr>,
-    /// Nodes that the log has named, and why they get no routes.
+    /// Refused nodes that are already logged, and the reason.
     refused: BTreeMap<String, Refusal>,
-    /// Peers that the kernel did not take, which the log has named.
+    /// Peers that the kernel refused and that are already logged.
     failed: BTreeSet<IpNet>,
-    /// Until what an earlier process left was looked at.
+    /// True until the routes of an earlier process were checked.
     is_fresh: bool,
-    /// The log has said already who is reachable.
+    /// True during a repair: reachable nodes are not logged again.
     is_repair: bool,
 }
 
@@ -255,17 +283,17 @@ impl Roads {
         self.device.is_some() && matches!(change, Change::Link(index) if self.index == Some(index))
     }
 
-    /// Somebody else changed them: the next round takes nothing for granted.
+    /// Call this after another program changed the routes: the next round sets all of them again.
     fn forget(&mut self) {
         (self.device, self.peers) = (None, BTreeMap::new());
         (self.is_fresh, self.is_repair) = (true, true);
     }
 
-    /// Whether all is done: a peer that fails is tried again, and holds up no other.
+    /// Returns whether all succeeded: a failed peer is retried and does not delay others.
     async fn build(&mut self, plan: Plan) -> Result<bool, Error> {
         self.name_refused(plan.refused);
         let Some((local, pod_cidr)) = plan.own.filter(|_| !plan.peers.is_empty()) else {
-            // Alone, or not known to the API: what is there leads nowhere.
+            // A single node, or one that the API does not know: existing routes lead nowhere.
             let is_alone = plan.peers.is_empty();
             if is_alone && (self.is_fresh || self.device.is_some()) {
                 self.links.remove(DEVICE).await?;
@@ -296,28 +324,28 @@ impl Roads {
         Ok(self.failed.is_empty())
     }
 
-    /// The log names a Node once for a reason.
+    /// Logs each refused Node once per reason.
     fn name_refused(&mut self, refused: BTreeMap<String, Refusal>) {
         for (node, why) in &refused {
             if self.refused.get(node) != Some(why) {
-                tracing::warn!(node, %why, "no routes to the pods of a node");
+                tracing::warn!(node, %why, "refused the routes to a node's pods");
             }
         }
         self.refused = refused;
     }
 
-    /// Whether it is gone.
+    /// Returns whether the peer is gone.
     async fn remove_peer(&mut self, device: &Vxlan, pod_cidr: IpNet) -> bool {
         let Some(&node) = self.peers.get(&pod_cidr) else { return true };
         match device.remove_peer(&self.links, &Peer { node, pod_cidr }).await {
             Ok(()) => {
                 self.peers.remove(&pod_cidr);
-                tracing::info!(%node, %pod_cidr, "the route to a node's pods is removed");
+                tracing::info!(%node, %pod_cidr, "removed the route to a node's pods");
                 true
             }
             Err(error) => {
                 if !self.failed.contains(&pod_cidr) {
-                    let text = "cannot remove the route to a node's pods, will try again";
+                    let text = "failed to remove the route to a node's pods, will try again";
                     tracing::warn!(%error, %node, %pod_cidr, "{text}");
                 }
                 false
@@ -325,20 +353,20 @@ impl Roads {
         }
     }
 
-    /// Whether it is reachable.
+    /// Returns whether the peer is reachable.
     async fn add_peer(&mut self, device: &Vxlan, peer: Peer) -> bool {
         let Peer { node, pod_cidr } = peer;
         match device.ensure_peer(&self.links, &peer).await {
             Ok(()) => {
                 if !self.is_repair {
-                    tracing::info!(%node, %pod_cidr, "the pods of a node are reachable");
+                    tracing::info!(%node, %pod_cidr, "added the route to a node's pods");
                 }
                 self.peers.insert(pod_cidr, node);
                 true
             }
             Err(error) => {
                 if !self.failed.contains(&pod_cidr) {
-                    let text = "cannot set the route to a node's pods, will try again";
+                    let text = "failed to add the route to a node's pods, will try again";
                     tracing::warn!(%error, %node, %pod_cidr, "{text}");
                 }
                 false
@@ -354,11 +382,11 @@ impl Roads {
         }
         let outer = match self.links.link_of(local).await? {
             Some(link) => link.name,
-            // The address is a translated one: packets leave where all leave.
+            // The node's address is a translated one: uses the default route's interface.
             None => self.links.uplink().await?.ok_or(Error::NoUplink(local))?.interface,
         };
         if self.device.take().is_some() {
-            // Other settings: the device cannot change its own address.
+            // The settings differ, and the device's address cannot be changed: recreates the device.
             self.links.remove(DEVICE).await?;
             self.peers.clear();
         }
@@ -368,7 +396,7 @@ impl Roads {
         Ok(device)
     }
 
-    /// Routes over the device that an earlier process made for nodes that are gone.
+    /// Removes routes over the device that an earlier process made for deleted nodes.
     async fn remove_strangers(&self) -> Result<(), Error> {
         let device = self.links.link(DEVICE).await?;
         for route in self.links.routes_by(device.index).await? {
@@ -435,9 +463,9 @@ mod tests {
         check(&[a, silent, v6], Some("10.42.0.0/24"), &[], &[]);
     }
 
-    /// Routes to a node that claims others' addresses are refused; the routes to others are made.
+    /// A node that claims others' addresses gets no routes; the routes to others are created.
     #[test]
-    fn a_hostile_node_takes_no_routes() {
+    fn a_hostile_node_gets_no_routes() {
         let (a, b) = (node("a", "10.42.0.0/24", "10.0.0.1"), node("b", "10.42.1.0/24", "10.0.0.2"));
         let check = |cidr: &str, address: &str, why: &str| {
             let evil = aged("evil", cidr, address, "2026-01-02T00:00:00Z");
@@ -468,7 +496,7 @@ mod tests {
             "10.42.1.5",
             "10.43.0.1",
         ] {
-            let why = format!("its InternalIP {address} is no address of another machine");
+            let why = format!("its InternalIP {address} is not an address of another machine");
             check("10.42.9.0/24", address, &why);
         }
     }

@@ -1,7 +1,7 @@
-//! What of a Service the proxy needs, one record per port and address family.
+//! The fields of a Service that the proxy needs, one record per port and address family.
 //!
-//! Ignored, as upstream does: services of another proxy (label
-//! `service.kubernetes.io/service-proxy-name`), headless and ExternalName ones.
+//! As upstream, the proxy ignores Services of another proxy (label
+//! `service.kubernetes.io/service-proxy-name`), headless Services and ExternalName Services.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -16,7 +16,7 @@ pub const PROXY_NAME_LABEL: &str = "service.kubernetes.io/service-proxy-name";
 const SOURCE_RANGES_ANNOTATION: &str = "service.beta.kubernetes.io/load-balancer-source-ranges";
 const DEFAULT_AFFINITY_SECONDS: i32 = 10_800;
 
-/// A service's port. With the protocol, because two ports may share a number.
+/// A Service's port. Includes the protocol, because two ports may have the same number.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PortName {
     pub namespace: String,
@@ -34,16 +34,16 @@ pub struct ServicePort {
     pub node_port: Option<u16>,
     pub external_ips: Vec<IpAddr>,
     pub load_balancer_ips: Vec<IpAddr>,
-    /// Who may use the load balancer addresses; empty: everybody.
+    /// The clients that may use the load balancer addresses; empty: all.
     pub source_ranges: Vec<IpNet>,
-    /// How long a client stays with its endpoint.
+    /// How long a client keeps its endpoint.
     pub affinity: Option<Duration>,
     pub internal_local: bool,
     pub external_local: bool,
 }
 
 impl ServicePort {
-    /// The ports of a service in one family; none when it has no address there or is not ours.
+    /// The ports of a Service in one family; none without an address in it, or if another proxy serves it.
     pub fn of(service: &Service, ip: Ip) -> Vec<Self> {
         let Some(spec) = service.spec.as_ref().filter(|_| !is_foreign(service)) else {
             return Vec::new();
@@ -78,15 +78,15 @@ impl ServicePort {
         spec.ports.iter().flatten().filter_map(port_of).collect()
     }
 
-    /// Whether anything but the cluster address leads here.
+    /// Whether the port is reachable by more than the cluster IP.
     pub fn is_external(&self) -> bool {
         self.node_port.is_some()
             || !self.external_ips.is_empty()
             || !self.load_balancer_ips.is_empty()
     }
 
-    /// Also with an external policy of Local: traffic from the cluster's own pods and nodes to an
-    /// external address is short-circuited to all endpoints.
+    /// Also true for an external policy of Local: traffic from the cluster's own pods and nodes to
+    /// an external address uses all endpoints.
     pub fn uses_cluster_endpoints(&self) -> bool {
         !self.internal_local || self.is_external()
     }
@@ -96,7 +96,7 @@ impl ServicePort {
     }
 }
 
-/// TCP when not said; none for what nobody knows.
+/// TCP by default; none for an unknown protocol.
 pub fn protocol(name: Option<&str>) -> Option<Proto> {
     match name.unwrap_or("TCP") {
         "TCP" => Some(Proto::Tcp),
@@ -114,7 +114,7 @@ fn cluster_ip(spec: &ServiceSpec, ip: Ip) -> Option<IpAddr> {
     if spec.type_.as_deref() == Some("ExternalName") {
         return None;
     }
-    // Headless services say "None", which is no address.
+    // Headless Services have "None", which is not an address.
     let many = spec.cluster_ips.iter().flatten();
     let texts = many.chain(&spec.cluster_ip).map(String::as_str);
     addresses(texts, ip).first().copied()
@@ -125,7 +125,7 @@ fn addresses<'a>(texts: impl Iterator<Item = &'a str>, ip: Ip) -> Vec<IpAddr> {
     parsed.filter(|address| Ip::of(address) == ip).collect()
 }
 
-/// Addresses in mode Proxy belong to a balancer that does its own translation.
+/// Leaves out addresses of mode Proxy: their load balancer translates by itself.
 fn load_balancer_ips(service: &Service, ip: Ip) -> Vec<IpAddr> {
     let ingress = service
         .status

@@ -1,9 +1,9 @@
-//! What others may ask: `/healthz`, `/livez` (load balancers, probes), `/metrics`, `/proxyMode`.
+//! Status for other programs: `/healthz`, `/livez` (load balancers, probes), `/metrics`, `/proxyMode`.
 //!
-//! Healthy: no change has been waiting for its transaction longer than a minute, and (for
-//! `/healthz`) the node is not going away.
-//! Upstream: `pkg/proxy/healthcheck/proxy_health.go`. Deviation: there a proxy whose first
-//! transaction never succeeds is healthy.
+//! Healthy: no change has waited longer than a minute for its transaction, and (for `/healthz`) the
+//! node is not about to be deleted.
+//! Upstream: `pkg/proxy/healthcheck/proxy_health.go`. Deviation: upstream reports a proxy as
+//! healthy even if its first transaction never succeeds.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -25,15 +25,15 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Upstream: a node with this taint takes no new connections.
 const LEAVING_TAINT: &str = "ToBeDeletedByClusterAutoscaler";
 
-/// As Go writes a time that is none.
+/// Go's zero time.
 const ZERO_TIME: &str = "0001-01-01T00:00:00Z";
 
 pub struct Status(Mutex<State>);
 
 struct State {
-    /// The oldest change that no transaction covers.
+    /// The time of the oldest change that no transaction covers.
     queued: Option<Timestamp>,
-    /// The oldest one that the round under way covers.
+    /// The time of the oldest change that the current round covers.
     under_way: Option<Timestamp>,
     updated: Option<Timestamp>,
     eligible: bool,
@@ -66,7 +66,7 @@ impl Status {
         self.state().eligible = !leaving && node.metadata.deletion_timestamp.is_none();
     }
 
-    /// A round begins; what was queued so far is its business.
+    /// A round begins; it covers all changes queued so far.
     pub fn begin(&self) {
         let mut state = self.state();
         state.under_way = state.queued.take();
@@ -89,7 +89,7 @@ impl Status {
         self.0.lock().expect("no panic while held")
     }
 
-    /// Whether the rules are kept.
+    /// Whether the rules are up to date.
     pub fn is_fresh(&self) -> bool {
         self.state().is_fresh(clock::now())
     }
@@ -146,7 +146,7 @@ impl State {
     }
 }
 
-/// Opens the ports that are configured and serves them as tasks.
+/// Opens the configured ports and serves them in tasks.
 pub async fn serve(config: &Config, status: &Arc<Status>, tasks: &Tasks) -> Result<(), Error> {
     for (address, answers) in
         [(config.healthz_bind, healthz as Answers), (config.metrics_bind, metrics as Answers)]
@@ -210,7 +210,7 @@ mod tests {
         assert_eq!((code(true), code(false)), (200, 200));
         status.state().queued = Some(clock::now() - PATIENCE);
         assert_eq!((code(true), code(false)), (503, 503));
-        // Nor does a round that does not end help, nor one that fails.
+        // A round that hangs or fails does not make it healthy.
         status.begin();
         status.queued();
         assert_eq!((code(true), code(false)), (503, 503));

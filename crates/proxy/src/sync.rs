@@ -1,8 +1,8 @@
-//! From objects to the kernel: compute, compare with what was applied, apply, and forget UDP flows
-//! to endpoints that are no more.
+//! Applies objects to the kernel: computes the ruleset, compares it with the applied one, applies
+//! the difference, and deletes UDP flows to removed endpoints.
 //!
-//! Invariant: `applied` is what the kernel has. After a refusal nobody knows, nor after somebody else
-//! changed the tables, so the next round replaces them as a new process would.
+//! Invariant: `applied` equals the kernel's rules. It is unknown after a refusal and after another
+//! program changed the tables. Then the next round replaces the tables, like a new process.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -28,14 +28,14 @@ pub struct Syncer {
     udp: Udp,
 }
 
-/// What one round is made of.
+/// The input of one round.
 pub struct Seen {
     pub services: Vec<Arc<Service>>,
     pub slices: Vec<Arc<EndpointSlice>>,
     pub facts: Facts,
 }
 
-/// Where UDP traffic to services may be answered from.
+/// The endpoints that may answer UDP traffic to Services.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Udp {
     addresses: BTreeMap<SocketAddr, BTreeSet<SocketAddr>>,
@@ -51,7 +51,7 @@ impl Syncer {
         Ok(Self { nft, conntrack, applied: None, udp: Udp::default() })
     }
 
-    /// Word of what others change in the kernel.
+    /// Watches for other programs' changes to the rules.
     pub fn watch(&self, netns: Option<&Path>) -> Result<Watch, Error> {
         Ok(Watch::new(Monitor::of_rules(netns, &self.nft)?))
     }
@@ -61,19 +61,19 @@ impl Syncer {
         self.applied.as_ref().is_some_and(|applied| applied.has_table(family, table))
     }
 
-    /// Loads the kernel's modules for the rules, on a thread that may block; which cannot be had.
+    /// Loads the kernel modules for the rules, on a thread that may block. Returns the missing ones.
     pub async fn load_modules(mut self) -> Result<(Self, Vec<&'static str>), Error> {
         net::modules::load(net::modules::SERVICES).await;
         let work = move || net::modules::missing(&mut self.nft).map(|missing| (self, missing));
         Ok(tokio::task::spawn_blocking(work).await.map_err(|_| Error::Worker)??)
     }
 
-    /// Somebody else changed the rules: the next round replaces them.
+    /// Call this after another program changed the rules: the next round replaces them.
     pub fn forget(&mut self) {
         self.applied = None;
     }
 
-    /// One round, on a thread that may block. How many requests it took, or why they were refused.
+    /// Runs one round on a thread that may block. Returns the number of requests, or the refusal.
     pub async fn sync(
         mut self,
         seen: Arc<Seen>,
@@ -97,9 +97,9 @@ impl Syncer {
         self.applied = Some(wanted);
         let udp = Udp::of(services, slices, &facts.node);
         if udp != self.udp {
-            // Best effort: a flow that stays ends with its timeout.
+            // Best effort: a remaining flow ends with its timeout.
             if let Err(error) = self.forget_stale_flows(&udp) {
-                tracing::debug!(%error, "cannot clean up connections");
+                tracing::debug!(%error, "failed to delete stale UDP flows");
             }
             self.udp = udp;
         }
@@ -140,7 +140,7 @@ impl Udp {
         udp
     }
 
-    /// The flow goes to a service of ours and is answered by nobody who should.
+    /// Whether the flow goes to one of our Services, but no usable endpoint of that Service answers it.
     fn is_stale(&self, flow: &Flow) -> bool {
         let answers = self
             .addresses

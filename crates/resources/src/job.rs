@@ -1,11 +1,9 @@
 //! Jobs: their selector and the labels that it needs are the server's to make.
 
-use std::collections::BTreeMap;
-
 use apiserver::request::RequestContext;
 use apiserver::resource::{Column, Strategy};
 use k8s_openapi::api::batch::v1::{Job, JobSpec};
-use machinery::{LabelSelector, Object};
+use machinery::Object;
 use serde_json::Value;
 
 use crate::core::podspec;
@@ -122,17 +120,21 @@ impl Strategy for JobStrategy {
     }
 }
 
+/// Adds what is not there; what contradicts is refused later.
 fn select_own_pods(spec: &mut JobSpec, name: &str, uid: &str) {
-    let own: [(&str, &str); 4] = [
-        ("batch.kubernetes.io/controller-uid", uid),
+    const SELECTED: &str = "batch.kubernetes.io/controller-uid";
+    let labels = spec.template.metadata.get_or_insert_default().labels.get_or_insert_default();
+    for (key, value) in [
+        ("job-name", name),
         ("batch.kubernetes.io/job-name", name),
         ("controller-uid", uid),
-        ("job-name", name),
-    ];
-    let labels = spec.template.metadata.get_or_insert_default().labels.get_or_insert_default();
-    labels.extend(own.map(|(key, value)| (key.to_owned(), value.to_owned())));
-    let by_uid = BTreeMap::from([(own[0].0.to_owned(), uid.to_owned())]);
-    spec.selector = Some(LabelSelector { match_labels: Some(by_uid), match_expressions: None });
+        (SELECTED, uid),
+    ] {
+        labels.entry(key.to_owned()).or_insert_with(|| value.to_owned());
+    }
+    let selector = spec.selector.get_or_insert_default();
+    let selected = selector.match_labels.get_or_insert_default();
+    selected.entry(SELECTED.to_owned()).or_insert_with(|| uid.to_owned());
 }
 
 fn state(job: &Job) -> &'static str {

@@ -1,18 +1,18 @@
-//! AppArmor: which profile a container runs under, and the default one.
+//! AppArmor: the profile of a container, and the default profile.
 //!
-//! In: what the pod asks for, what this machine has. Out: a profile's name for `config.json` and for
-//! processes that are started later, or why there is none.
+//! In: the pod's profile, and the machine's support. Out: a profile name for `config.json` and for
+//! later processes, or the reason why there is none.
 //!
 //! ```text
-//!  the pod says      kernel without it   no apparmor_parser    both there
+//!  the pod says      kernel without it   no apparmor_parser    both present
 //!  nothing           none                none (a warning)      default, none if privileged
 //!  Unconfined        none                none                  none
 //!  RuntimeDefault    an error            an error              default, none if privileged
 //!  Localhost         an error            applied if loaded     applied if loaded
 //! ```
 //!
-//! Invariant: what a pod asks for by name is applied, or its container does not start.
-//! Upstream: containerd's `generateApparmorSpecOpts` and its default profile, in rules of our own.
+//! Invariant: a profile that the pod names is applied, or its container does not start.
+//! Upstream: containerd's `generateApparmorSpecOpts` and its default profile, with our own rules.
 
 use std::fs;
 use std::io::{self, Write};
@@ -31,26 +31,26 @@ const INCLUDES: &str = "/etc/apparmor.d";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Support {
-    /// The kernel does not have it, or it is off.
+    /// The kernel does not support it, or it is disabled.
     Off,
-    /// It is on, but nothing here can compile a profile.
+    /// It is enabled, but no `apparmor_parser` is installed to load a profile.
     NoParser,
     Full,
 }
 
-/// This machine's AppArmor.
+/// This machine's AppArmor support.
 #[derive(Debug)]
 pub(crate) struct AppArmor {
     support: Support,
-    /// Loaded at the first container that wants it; why it could not be.
+    /// The result of loading the default profile, which happens for the first container that uses it.
     default: OnceCell<std::result::Result<(), String>>,
 }
 
-/// What to do for a container.
+/// The profile for a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Wanted {
     Nothing,
-    /// `true`: the pod asks for it; otherwise it is applied where that is possible.
+    /// `true`: the pod asks for the default profile. `false`: it is applied where possible.
     Default(bool),
     Named(String),
 }
@@ -73,7 +73,7 @@ impl AppArmor {
         Self { support, default: OnceCell::new() }
     }
 
-    /// The name of the profile for a container.
+    /// The profile name for a container.
     pub(crate) async fn profile(
         &self,
         asked: Option<&SecurityProfile>,
@@ -105,9 +105,9 @@ impl AppArmor {
     async fn load_default(&self) -> std::result::Result<(), String> {
         let load = || async {
             let done = tokio::task::spawn_blocking(load_default).await;
-            let done = done.unwrap_or_else(|_| Err(io::Error::other("a thread died")));
+            let done = done.unwrap_or_else(|_| Err(io::Error::other("a blocking task panicked")));
             done.map_err(|error| {
-                tracing::warn!(%error, "cannot load the default AppArmor profile for containers");
+                tracing::warn!(%error, "failed to load the default AppArmor profile for containers");
                 error.to_string()
             })
         };
@@ -138,7 +138,7 @@ fn wanted(support: Support, asked: Option<&SecurityProfile>, privileged: bool) -
     }
 }
 
-/// A name goes into the kernel's `exec NAME` as it is.
+/// Checks a name that goes unchanged into the kernel's `exec NAME`.
 fn named(name: &str) -> Result<Wanted> {
     if name.is_empty() || name.chars().any(char::is_control) {
         return Err(Error::InvalidArgument(format!("invalid AppArmor profile name {name:?}")));
@@ -146,7 +146,7 @@ fn named(name: &str) -> Result<Wanted> {
     Ok(Wanted::Named(name.to_owned()))
 }
 
-/// Whether the kernel's table of `NAME (MODE)` has it.
+/// Whether the kernel's table of `NAME (MODE)` contains the name.
 fn is_loaded(table: &str, name: &str) -> bool {
     table.lines().any(|line| line.rsplit_once(" (").is_some_and(|(known, _)| known == name))
 }
@@ -156,8 +156,8 @@ fn parser() -> Option<&'static str> {
 }
 
 fn load_default() -> io::Result<()> {
-    let parser = parser().ok_or_else(|| io::Error::other("there is no apparmor_parser"))?;
-    // From its input: nothing is left on the disk. Replaced where an older release loaded one.
+    let parser = parser().ok_or_else(|| io::Error::other("apparmor_parser is not installed"))?;
+    // Passed on standard input, so that no file remains. Replaces the profile of an older release.
     let mut child = Command::new(parser)
         .args(["--replace", "--skip-cache"])
         .stdin(Stdio::piped())
@@ -165,7 +165,7 @@ fn load_default() -> io::Result<()> {
         .stderr(Stdio::piped())
         .spawn()?;
     let text = default_profile(Path::new(INCLUDES));
-    // Dropped at once: the parser reads to the end. One that died says why below.
+    // The input is closed at once: the parser reads to its end. A write error shows in the exit status.
     let _ = child.stdin.take().map(|mut input| input.write_all(text.as_bytes()));
     let output = child.wait_with_output()?;
     if output.status.success() {
@@ -175,15 +175,15 @@ fn load_default() -> io::Result<()> {
     Err(io::Error::other(format!("{parser}: {said}")))
 }
 
-/// Everything but mounts, and but what changes the kernel. The distribution's own rules are included
-/// where they are there.
+/// Allows everything except mounts and changes to the kernel. Includes the distribution's own rules
+/// if they exist.
 fn default_profile(includes: &Path) -> String {
     let include = |name: &str, indent: &str| match includes.join(name).exists() {
         true => format!("{indent}#include <{name}>\n"),
         false => String::new(),
     };
     let tunables = include("tunables/global", "");
-    // The variable is defined there.
+    // The tunables define the variable.
     let proc = if tunables.is_empty() { "/proc/" } else { "@{PROC}/" };
     let base = include("abstractions/base", "  ");
     format!(
@@ -225,13 +225,13 @@ profile {DEFAULT} flags=(attach_disconnected,mediate_deleted) {{
     )
 }
 
-/// Has the calling process's next program, and those of its children, run under the profile.
+/// Applies the profile to the next program that the calling process executes, and to its children.
 pub(crate) fn apply_at_exec(profile: &str) -> io::Result<()> {
     let write = |path: &str| {
         let mut file = fs::OpenOptions::new().write(true).open(path)?;
         file.write_all(format!("exec {profile}").as_bytes())
     };
-    // The second one is that of kernels before 5.8.
+    // Kernels before 5.8 have only the second path.
     let done = write("/proc/thread-self/attr/apparmor/exec")
         .or_else(|_| write("/proc/thread-self/attr/exec"));
     done.map_err(|error| {
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_pod_asks_for_is_applied_or_refused() {
+    fn a_pods_profile_is_applied_or_refused() {
         use Support::{Full, NoParser, Off};
         let check =
             |support, asked: &Option<SecurityProfile>, privileged, expected: Option<Wanted>| {
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn the_default_profile_includes_what_is_there() {
+    fn the_default_profile_includes_existing_files() {
         let includes = tempfile::tempdir().expect("a directory");
         let bare = default_profile(includes.path());
         assert!(!bare.contains("#include") && !bare.contains('@'), "{bare}");
@@ -306,7 +306,7 @@ mod tests {
         assert!(full.starts_with("#include <tunables/global>\n"), "{full}");
         assert!(full.contains("  #include <abstractions/base>\n"), "{full}");
         assert!(full.contains("deny @{PROC}/kcore rwklx,"), "{full}");
-        // Every brace has its other half: the parser is not at hand where this runs.
+        // Counts the braces: the parser may not be installed where this test runs.
         let count = |sign| full.matches(sign).count();
         assert_eq!(count('{'), count('}'));
     }

@@ -1,12 +1,12 @@
-//! CDI: what a device's name stands for in a container.
+//! CDI: resolves device names to devices in a container.
 //!
-//! In: names (`vendor.com/class=device`), specifications of drivers in two directories. Out: a
-//! container's configuration with nodes, mounts, variables and groups of its devices, and hooks.
+//! In: names (`vendor.com/class=device`), and the drivers' specifications in two directories. Out:
+//! a container's configuration with the devices' nodes, mounts, variables, groups and hooks.
 //! Upstream: the Container Device Interface, `tags.cncf.io/container-device-interface`.
 //!
-//! Invariants: the directories are read when a container is made, so that a driver's file counts at
-//! once; a name that nobody explains, or two files of one directory do, makes no container.
-//! Deviation: what is asked of Intel RDT or of network devices is refused, not left out.
+//! Invariants: the directories are read for each new container, so that a driver's new file applies
+//! at once. A name without a definition, or with two in one directory, is an error.
+//! Deviation: Intel RDT and network devices are refused, not ignored.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use cri::{ContainerConfig, Device, Error, KeyValue, Mount, MountPropagation, Res
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-/// The later go first where both explain a device.
+/// If both define a device, the later directory wins.
 pub(crate) const DIRECTORIES: [&str; 2] = ["/etc/cdi", "/var/run/cdi"];
 
 #[derive(Deserialize)]
@@ -75,18 +75,18 @@ struct Hook {
     timeout: Option<i64>,
 }
 
-/// What does not fit into a container's configuration.
+/// The edits that do not fit into a CRI container configuration.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Extra {
     pub groups: Vec<u32>,
-    /// As in `config.json`: by the moment that they run at.
+    /// As in `config.json`: hooks by the moment of their execution.
     pub hooks: Map<String, Value>,
 }
 
-/// What each name stands for; `None` where two files of one directory say it.
+/// The definition of each name; `None` where two files of one directory define it.
 type Known = BTreeMap<String, Option<(PathBuf, Edits)>>;
 
-/// Puts the configuration's devices into it.
+/// Resolves the CDI devices of the configuration and applies their edits to it.
 pub(crate) fn inject(directories: &[&Path], config: &mut ContainerConfig) -> Result<Extra> {
     let names: Vec<String> =
         std::mem::take(&mut config.cdi_devices).into_iter().map(|device| device.name).collect();
@@ -107,7 +107,7 @@ pub(crate) fn inject(directories: &[&Path], config: &mut ContainerConfig) -> Res
     let mut seen = BTreeSet::new();
     for name in &names {
         let Some((file, edits)) = known.get(name).and_then(Option::as_ref) else { continue };
-        // What a file says of all its devices counts once.
+        // A file's common edits are applied once.
         if seen.insert(file)
             && let Some(common) = common.get(file)
         {
@@ -118,7 +118,7 @@ pub(crate) fn inject(directories: &[&Path], config: &mut ContainerConfig) -> Res
     Ok(extra)
 }
 
-/// All devices, and what each file says of all of its own.
+/// All devices, and the common edits of each file.
 fn read(directories: &[&Path]) -> (Known, BTreeMap<PathBuf, Edits>) {
     let (mut all, mut common) = (Known::new(), BTreeMap::new());
     for directory in directories {
@@ -133,11 +133,13 @@ fn read(directories: &[&Path]) -> (Known, BTreeMap<PathBuf, Edits>) {
             }
             let text = std::fs::read_to_string(&file);
             let parsed = text.map_err(|error| error.to_string()).and_then(|text| {
-                // JSON is YAML.
+                // YAML includes JSON.
                 serde_saphyr::from_str::<Spec>(&text).map_err(|error| error.to_string())
             });
             match parsed {
-                Err(error) => tracing::warn!(file = %file.display(), error, "not a CDI file"),
+                Err(error) => {
+                    tracing::warn!(file = %file.display(), error, "failed to parse the CDI file")
+                }
                 Ok(spec) => {
                     for device in spec.devices {
                         let name = format!("{}={}", spec.kind, device.name);
@@ -216,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_what_its_file_says() {
+    fn devices_are_resolved_from_their_files() {
         let (old, new) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let spec = json!({"cdiVersion": "0.8.0", "kind": "example.com/gpu",
             "containerEdits": {"env": ["DRIVER=1"], "mounts": [{"hostPath": "/lib/gpu",
@@ -264,7 +266,7 @@ mod tests {
             why,
             "CDI device injection failed: unresolvable CDI devices example.com/gpu=z, other.com/x=y"
         );
-        // Two files of one directory disagree.
+        // Two files of one directory conflict.
         std::fs::write(new.path().join("other.yaml"), newer).unwrap();
         assert!(inject(&directories, &mut config(&["example.com/nic=n"])).is_err());
         assert_eq!(inject(&directories, &mut config(&[])).unwrap(), Extra::default());

@@ -1,11 +1,10 @@
-//! Control groups, versions 1 and 2: which hierarchies there are, figures, killing, removal.
+//! Control groups, versions 1 and 2: mounted hierarchies, statistics, killing, removal.
 //!
-//! A cgroup is named by its path from the hierarchies' root (`/kubepods/pod1/<id>`); with version 1
-//! that path exists once per controller. The kubelet makes pod cgroups and libcontainer those of
-//! containers; this module reads them, ends what is in them and takes them away.
+//! A cgroup is named by its path from the root of the hierarchies (`/kubepods/pod1/<id>`). With
+//! version 1 that path exists once per controller. The kubelet creates pod cgroups; libcontainer
+//! creates the containers' cgroups. This module reads them, kills their processes and removes them.
 //!
-//! In a hybrid setup (version 1 controllers with an empty version 2 tree beside them) version 1
-//! counts.
+//! In a hybrid setup (version 1 controllers beside an empty version 2 tree) this module uses version 1.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -15,13 +14,12 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// How often one `kill` looks for processes that were forked meanwhile.
+/// How many times one `kill` looks for newly forked processes.
 const KILL_ROUNDS: usize = 16;
 const MEMORY_AND_SWAP: &str = "memory.memsw.limit_in_bytes";
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
-/// The mounted hierarchies: controller → mount point. Under version 2 every controller is at the
-/// same place.
+/// The mounted hierarchies: controller → mount point. With version 2 all controllers share one mount point.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Hierarchies {
     v1: BTreeMap<String, PathBuf>,
@@ -53,7 +51,7 @@ impl Hierarchies {
             let (Some(root), Some(point)) = (left.next(), left.next()) else { continue };
             let mut right = right.split(' ');
             let (kind, options) = (right.next().unwrap_or(""), right.nth(1).unwrap_or(""));
-            // A bind mount of a part (as in a container) is not the hierarchy.
+            // A bind mount of a subdirectory (as in a container) is not the hierarchy's root.
             if root != "/" {
                 continue;
             }
@@ -67,8 +65,7 @@ impl Hierarchies {
                 _ => {}
             }
         }
-        // Mount options like `xattr` are no controllers; they share the mount point, which is
-        // harmless: nobody asks for them.
+        // Mount options like `xattr` are stored like controllers. That is harmless: no caller asks for them.
         found
     }
 
@@ -76,7 +73,7 @@ impl Hierarchies {
         self.v1.is_empty() && self.v2.is_some()
     }
 
-    /// Every directory that the cgroup is, each once.
+    /// The cgroup's directory in every hierarchy, without duplicates.
     fn directories(&self, cgroup: &str) -> Vec<PathBuf> {
         let below = cgroup.trim_start_matches('/');
         let mut all: Vec<PathBuf> =
@@ -91,8 +88,8 @@ impl Hierarchies {
         point.map(|point| point.join(cgroup.trim_start_matches('/')))
     }
 
-    /// Moves a process (0: the caller) into the cgroup, which is made if `create`. A hierarchy
-    /// where the cgroup does not exist is skipped.
+    /// Moves a process (0: the caller) into the cgroup and, with `create`, creates the cgroup.
+    /// Without `create`, hierarchies that lack the cgroup are skipped.
     pub(crate) fn join(&self, cgroup: &str, pid: i32, create: bool) -> io::Result<()> {
         for directory in self.directories(cgroup) {
             if create {
@@ -110,8 +107,8 @@ impl Hierarchies {
         Ok(())
     }
 
-    /// Makes a container's cgroup in every hierarchy, so that it can be shown in the container. With
-    /// version 2 alone there is one, and libcontainer makes it.
+    /// Creates a container's cgroup in every version 1 hierarchy, so that it can be mounted in the
+    /// container. With version 2 libcontainer creates the only one.
     pub(crate) fn prepare(&self, cgroup: &str) -> io::Result<()> {
         if self.is_v2() || cgroup.trim_matches('/').is_empty() {
             return Ok(());
@@ -123,8 +120,8 @@ impl Hierarchies {
         Ok(())
     }
 
-    /// Moves a process to the cgroup where it is not there: libcontainer leaves out the hierarchies
-    /// without a controller that it knows.
+    /// Moves a process into the cgroup in those hierarchies where it is elsewhere: libcontainer
+    /// skips hierarchies whose controllers it does not know.
     pub(crate) fn join_missing(&self, cgroup: &str, pid: i32) -> io::Result<()> {
         if self.is_v2() {
             return Ok(());
@@ -136,8 +133,8 @@ impl Hierarchies {
         Ok(())
     }
 
-    /// The cgroup's directories in the hierarchies where a process is somewhere else; `table` is its
-    /// `/proc/<pid>/cgroup`.
+    /// The cgroup's directories in the hierarchies where a process belongs to another cgroup.
+    /// `table` is its `/proc/<pid>/cgroup`.
     fn elsewhere(&self, table: &str, cgroup: &str) -> BTreeSet<PathBuf> {
         let mut found = BTreeSet::new();
         for line in table.lines() {
@@ -154,21 +151,21 @@ impl Hierarchies {
         found
     }
 
-    /// What a container sees of version 1, its own cgroup in each hierarchy: the directory, and the
-    /// names that the hierarchy has below `/sys/fs/cgroup`. Empty with version 2.
+    /// The directories that a container sees with version 1: its own cgroup in each hierarchy, with
+    /// the hierarchy's names below `/sys/fs/cgroup`. Empty with version 2.
     pub(crate) fn shown(&self, cgroup: &str) -> Vec<(PathBuf, Vec<String>)> {
         let points: BTreeSet<&PathBuf> = self.v1.values().collect();
         let named = points.into_iter().filter_map(|point| {
             let name = point.file_name()?.to_str()?;
             let mut names = vec![name.to_owned()];
-            // Controllers that share a hierarchy have a name each.
+            // Each controller of a shared hierarchy has a name.
             names.extend(name.split(',').filter(|part| *part != name).map(str::to_owned));
             Some((point.join(cgroup.trim_start_matches('/')), names))
         });
         named.collect()
     }
 
-    /// Lets go of what is frozen in the cgroup and below it: a frozen process does not end.
+    /// Thaws the cgroup and those below it: a frozen process does not end.
     fn thaw(&self, cgroup: &str) {
         let below = cgroup.trim_start_matches('/');
         let v1 = self.v1.get("freezer").map(|point| (point, "freezer.state", "THAWED"));
@@ -178,14 +175,14 @@ impl Hierarchies {
                 let path = directory.join(file);
                 let held = fs::read_to_string(&path).is_ok_and(|state| state.trim() != free);
                 if held && let Ok(mut file) = fs::OpenOptions::new().write(true).open(&path) {
-                    // It may be gone meanwhile; the caller looks whether processes are left.
+                    // The cgroup may be gone by now; the caller checks for remaining processes.
                     let _ = file.write_all(free.as_bytes());
                 }
             }
         }
     }
 
-    /// A new cpuset of version 1 has no CPU, and takes no process then.
+    /// Copies CPUs and memory nodes from the root: a new cpuset of version 1 has none and takes no process.
     fn inherit_cpuset(&self, directory: &Path) {
         let Some(root) = self.v1.get("cpuset") else { return };
         let Ok(below) = directory.strip_prefix(root) else { return };
@@ -196,7 +193,7 @@ impl Hierarchies {
             for file in ["cpuset.cpus", "cpuset.mems"] {
                 let empty = fs::read_to_string(at.join(file)).is_ok_and(|s| s.trim().is_empty());
                 if let (true, Ok(value)) = (empty, fs::read_to_string(parent.join(file))) {
-                    // Best effort: joining reports what is wrong.
+                    // Best effort: joining the cgroup reports the failure.
                     let _ = fs::write(at.join(file), value.trim());
                 }
             }
@@ -211,7 +208,7 @@ impl Hierarchies {
             .flat_map(|directory| tree(directory))
             .filter_map(|directory| fs::read_to_string(directory.join("cgroup.procs")).ok())
             .flat_map(|text| text.lines().filter_map(|l| l.parse().ok()).collect::<Vec<_>>())
-            // 0 stands for a process that we cannot see.
+            // The kernel prints 0 for a process outside our PID namespace.
             .filter(|pid| *pid > 0)
             .collect();
         pids.sort_unstable();
@@ -219,11 +216,11 @@ impl Hierarchies {
         pids
     }
 
-    /// SIGKILL for all that is in the cgroup and below it: a container may make cgroups of its own.
-    /// True when something was there.
+    /// Sends SIGKILL to all processes in the cgroup and below it: a container may create cgroups of
+    /// its own. True when there was a process.
     pub(crate) fn kill(&self, cgroup: &str) -> bool {
         let mut told = BTreeSet::new();
-        // Who forks is faster than one look; who forks for ever is left to the caller's next call.
+        // A forking process can be faster than one round. After the last round the next call goes on.
         for _ in 0..KILL_ROUNDS {
             let pids = self.processes(cgroup);
             let fresh: Vec<i32> = pids.into_iter().filter(|pid| told.insert(*pid)).collect();
@@ -235,50 +232,50 @@ impl Hierarchies {
                 return true;
             }
             for pid in fresh {
-                // It may have ended meanwhile.
+                // The process may have ended by now.
                 let _ = nix::sys::signal::kill(
                     nix::unistd::Pid::from_raw(pid),
                     nix::sys::signal::Signal::SIGKILL,
                 );
             }
-            // After the signal, so that nothing of it runs once more.
+            // Thawed after the signal, so that the processes run no more code.
             self.thaw(cgroup);
         }
         !told.is_empty()
     }
 
-    /// By version 2's own means, which no fork escapes. False with version 1 and before Linux 5.14.
+    /// Kills through `cgroup.kill`, which no fork escapes. False with version 1 and before Linux 5.14.
     fn kill_at_once(&self, cgroup: &str) -> bool {
         let directory = if self.is_v2() { self.of("", cgroup) } else { None };
         let file = directory.map(|directory| directory.join("cgroup.kill"));
-        // Opened, not made: it is there or it is not.
+        // Opened without `create`: the kernel may not offer the file.
         file.and_then(|file| fs::OpenOptions::new().write(true).open(file).ok())
             .is_some_and(|mut file| file.write_all(b"1").is_ok())
     }
 
-    /// Kills until nothing is left, and removes the cgroup and those below it. `TimedOut` when that
-    /// takes longer than `limit`.
+    /// Kills until no process is left, then removes the cgroup and those below it. Returns
+    /// `TimedOut` after `limit`.
     pub(crate) async fn clear(&self, cgroup: &str, limit: Duration) -> io::Result<()> {
         let deadline = tokio::time::Instant::now() + limit;
         loop {
             let busy = self.kill(cgroup);
             match self.remove(cgroup) {
                 Ok(()) => return Ok(()),
-                // Somebody made another below it, or the last one is on its way out.
+                // A process created another cgroup below it, or the last process is still ending.
                 Err(error) if !busy && !is_busy(&error) => return Err(error),
                 Err(_) if tokio::time::Instant::now() > deadline => {
-                    let text = format!("processes in {cgroup} do not die");
+                    let text = format!("processes in cgroup {cgroup} did not end after SIGKILL");
                     return Err(io::Error::new(io::ErrorKind::TimedOut, text));
                 }
-                // The kernel tells nobody when a cgroup of version 1 becomes empty.
+                // The kernel sends no event when a cgroup of version 1 becomes empty.
                 Err(_) => tokio::time::sleep(LOOK_AGAIN).await,
             }
         }
     }
 
-    /// Removes the cgroup and those below it; gone already is fine. EBUSY when a process is left.
+    /// Removes the cgroup and those below it. A missing cgroup is no error. EBUSY when a process is left.
     pub(crate) fn remove(&self, cgroup: &str) -> io::Result<()> {
-        // A mistake here would try to remove whole hierarchies.
+        // An empty path would remove whole hierarchies.
         if cgroup.trim_matches('/').is_empty() {
             return Err(io::ErrorKind::InvalidInput.into());
         }
@@ -293,7 +290,7 @@ impl Hierarchies {
         Ok(())
     }
 
-    /// How many processes of the cgroup the kernel killed for want of memory.
+    /// How many of the cgroup's processes the OOM killer killed.
     pub(crate) fn oom_kills(&self, cgroup: &str) -> u64 {
         let file = if self.is_v2() { "memory.events" } else { "memory.oom_control" };
         self.of("memory", cgroup)
@@ -301,7 +298,7 @@ impl Hierarchies {
             .unwrap_or(0)
     }
 
-    /// `None` when there is no such cgroup.
+    /// `None` when the cgroup does not exist.
     pub(crate) fn figures(&self, cgroup: &str) -> Option<Figures> {
         if self.is_v2() { self.figures_v2(cgroup) } else { self.figures_v1(cgroup) }
     }
@@ -348,7 +345,7 @@ impl Hierarchies {
             .unwrap_or_else(|| self.processes(cgroup).len() as u64)
     }
 
-    /// Changes limits of a running cgroup.
+    /// Changes resource limits of a running cgroup.
     pub(crate) fn update(
         &self,
         cgroup: &str,
@@ -356,7 +353,7 @@ impl Hierarchies {
     ) -> io::Result<()> {
         let mut changes = changes(self.is_v2(), resources);
         if !self.grows(cgroup, resources) {
-            // The limit on memory may never be above that on memory and swap together.
+            // The kernel never lets the memory limit exceed the limit on memory and swap.
             changes.sort_by_key(|(_, file, _)| file == MEMORY_AND_SWAP);
         }
         for (controller, file, value) in changes {
@@ -369,7 +366,7 @@ impl Hierarchies {
         Ok(())
     }
 
-    /// Whether the memory limit becomes a higher one.
+    /// Whether the new memory limit is higher than the present one.
     fn grows(&self, cgroup: &str, resources: &cri::LinuxContainerResources) -> bool {
         let now = self.of("memory", cgroup).and_then(|d| number(&d.join("memory.limit_in_bytes")));
         let wanted = resources.memory_limit_in_bytes;
@@ -377,7 +374,8 @@ impl Hierarchies {
     }
 }
 
-/// What to write where, for a growing memory limit: (controller, file, value). Zero and empty mean "leave it".
+/// The files to write when the memory limit grows: (controller, file, value). Zero and empty mean
+/// "no change".
 fn changes(v2: bool, wanted: &cri::LinuxContainerResources) -> Vec<(&'static str, String, String)> {
     let mut out = Vec::new();
     let mut put =
@@ -446,8 +444,7 @@ pub(crate) fn weight(shares: u64) -> u64 {
     10f64.powf(exponent).ceil() as u64
 }
 
-/// The directory and all below it, parents first. Not by recursion: who made them decides how deep
-/// they are.
+/// The directory and all below it, parents first. Without recursion: a container decides the depth.
 fn tree(directory: &Path) -> Vec<PathBuf> {
     let mut all = vec![directory.to_owned()];
     let mut at = 0;
@@ -462,7 +459,7 @@ fn tree(directory: &Path) -> Vec<PathBuf> {
 }
 
 fn is_busy(error: &io::Error) -> bool {
-    // ENOTEMPTY: a file system that is no hierarchy of the kernel's, or a cgroup made meanwhile.
+    // ENOTEMPTY: a file system other than cgroupfs, or a new cgroup below.
     matches!(error.raw_os_error(), Some(libc::EBUSY | libc::ENOTEMPTY))
 }
 
@@ -470,7 +467,7 @@ fn number(path: &Path) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-/// A file of `key value` lines.
+/// Parses a file of `key value` lines.
 fn keyed(path: &Path) -> BTreeMap<String, u64> {
     let text = fs::read_to_string(path).unwrap_or_default();
     text.lines()
@@ -523,7 +520,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_frozen_is_let_go_also_below() {
+    fn thaw_includes_cgroups_below() {
         let root = tempfile::tempdir().expect("a directory");
         let check = |v1: bool, file: &str, frozen: &str, free: &str| {
             let point = root.path().join(file);
@@ -540,7 +537,7 @@ mod tests {
                 let state = fs::read_to_string(point.join(at).join(file)).expect("read");
                 assert!(state.starts_with(free), "{file} {at} {state}");
             }
-            // What there is no file for is none of ours.
+            // `thaw` creates no files.
             assert!(!point.join("c/inner").join(file).exists());
         };
         check(true, "freezer.state", "FROZEN\n", "THAWED");
@@ -577,7 +574,7 @@ mod tests {
     }
 
     #[test]
-    fn version_2_kills_by_one_word() {
+    fn version_2_kills_through_cgroup_kill() {
         let root = tempfile::tempdir().expect("a directory");
         let below = root.path().join("pod/inner");
         fs::create_dir_all(&below).expect("made");
@@ -585,15 +582,15 @@ mod tests {
         fs::write(root.path().join("pod/cgroup.kill"), "").expect("written");
         let here = Hierarchies { v1: BTreeMap::new(), v2: Some(root.path().into()) };
         assert!(!here.kill("/pod") && here.processes("/pod").is_empty());
-        // A number that no process can have: nobody is killed here.
+        // No process can have this pid: the test kills nothing.
         fs::write(below.join("cgroup.procs"), format!("{}\n", i32::MAX)).expect("written");
         assert!(here.kill("/pod"));
         assert_eq!(fs::read_to_string(root.path().join("pod/cgroup.kill")).expect("read"), "1");
     }
 
-    /// As a container without a process namespace of its own leaves it that made cgroups.
+    /// Like a container without its own PID namespace that created cgroups.
     #[tokio::test]
-    async fn what_is_in_cgroups_below_ends_too() {
+    async fn processes_in_cgroups_below_are_killed() {
         if !nix::unistd::geteuid().is_root() {
             println!("skipped: needs root");
             return;
@@ -613,7 +610,7 @@ mod tests {
             let joined = here.join(&inner, pid, true);
             let seen = here.processes(&name);
             let cleared = here.clear(&name, Duration::from_secs(20)).await;
-            // Whatever went wrong, nothing stays.
+            // Cleans up also after a failure.
             let _ = child.start_kill();
             child.wait().await.expect("reaped");
             joined.expect("moved");

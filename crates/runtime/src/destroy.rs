@@ -1,5 +1,5 @@
-//! Taking away everything that a data directory's runtime ever made: processes, mounts,
-//! namespaces, cgroups, the bridge. For `uninstall`; the node's server is stopped by then.
+//! Removes everything that a data directory's runtime ever created: processes, mounts, namespaces,
+//! cgroups, the bridge. For `uninstall`, after the node's server has stopped.
 
 use std::fs;
 use std::io;
@@ -15,8 +15,8 @@ use crate::shim::{self, ShimConfig};
 
 const KILL_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Idempotent; parts may be gone. `data_dir` and `run_dir` are those of the runtime's `Config`;
-/// both are removed.
+/// Idempotent; parts may be gone already. `data_dir` and `run_dir` are the runtime's `Config`
+/// values. Both directories are removed.
 pub async fn destroy_all(data_dir: &Path, run_dir: &Path) -> io::Result<()> {
     let layout = Layout { data: data_dir.to_owned(), run: run_dir.to_owned() };
     let hierarchies = Hierarchies::discover()?;
@@ -28,7 +28,7 @@ pub async fn destroy_all(data_dir: &Path, run_dir: &Path) -> io::Result<()> {
             unsafe { libc::kill(pid, libc::SIGKILL) };
         }
         hierarchies.clear(&config.cgroup, KILL_TIMEOUT).await?;
-        // Shared by all shims, and not removable while one is left.
+        // All shims share this cgroup; it cannot be removed while one is left.
         let _ = hierarchies.remove(&config.shim_cgroup);
     }
     let network = NetworkState::read(&layout)?;
@@ -38,7 +38,7 @@ pub async fn destroy_all(data_dir: &Path, run_dir: &Path) -> io::Result<()> {
         if network.is_some()
             && let Ok(links) = net::Links::open()
         {
-            // The pair goes with the namespace, in the kernel's own time.
+            // The kernel removes the veth pair some time after its namespace.
             let _ = links.remove(&veth(id)).await;
         }
     }

@@ -1,4 +1,4 @@
-//! Small files that are written whole or not at all.
+//! Small files, written atomically.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -7,25 +7,25 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// Replaces `path` in one step; a reader sees the old or the new content. Not forced to the disk:
-/// what this is used for describes processes, which no power loss leaves alive. After one the file
-/// may be empty, which reads as "not there".
+/// Replaces `path` in one step; a reader sees the old or the new content. Does not sync: the
+/// content describes processes, which no power failure survives. After a power failure the file may
+/// be empty, which readers treat as missing.
 pub(crate) fn write_atomic(path: &Path, content: &[u8]) -> io::Result<()> {
     replace(path, content, false)
 }
 
-/// As [`write_atomic`], and on the disk when this returns.
+/// Like [`write_atomic`], but synced to the disk.
 pub(crate) fn write_durable(path: &Path, content: &[u8]) -> io::Result<()> {
     replace(path, content, true)
 }
 
 fn replace(path: &Path, content: &[u8], durable: bool) -> io::Result<()> {
-    // A full disk must not keep a node from starting with what it has.
+    // Skips the write if nothing changes: a full disk must not prevent a node's start.
     if fs::read(path).is_ok_and(|now| now == content) {
         return Ok(());
     }
     let mut partial = path.as_os_str().to_owned();
-    // Two writers of one file must not share it.
+    // Concurrent writers use different temporary files.
     partial.push(format!(".{}", base::rng::alphanumeric(8)));
     let written = File::create(&partial).and_then(|mut file| {
         file.write_all(content)?;
@@ -44,7 +44,7 @@ pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> io::Result<()> 
     write_atomic(path, &serde_json::to_vec(value)?)
 }
 
-/// `None` when there is no such file, or an empty one.
+/// `None` when the file is missing or empty.
 pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
     let Some(bytes) = read(path)?.filter(|bytes| !bytes.is_empty()) else { return Ok(None) };
     let parsed = serde_json::from_slice(&bytes);
@@ -61,7 +61,7 @@ pub(crate) fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
     }
 }
 
-/// Gone afterwards; gone before is fine.
+/// Removes the directory tree; a missing one is no error.
 pub(crate) fn remove_tree(path: &Path) -> io::Result<()> {
     match fs::remove_dir_all(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -69,7 +69,7 @@ pub(crate) fn remove_tree(path: &Path) -> io::Result<()> {
     }
 }
 
-/// A place below `root`, whose links lead nowhere else.
+/// Resolves `path` below `root`; links that lead out of `root` are an error.
 pub(crate) fn below(root: &Path, path: &str) -> io::Result<PathBuf> {
     let root = root.canonicalize()?;
     let place = root.join(path.trim_start_matches('/')).canonicalize()?;
@@ -80,11 +80,11 @@ pub(crate) fn below(root: &Path, path: &str) -> io::Result<PathBuf> {
     Ok(place)
 }
 
-/// Unmounts until nothing is mounted there; a path that is no mount point is fine.
+/// Unmounts until nothing is mounted at `path`; a path that is not a mount point is no error.
 pub(crate) fn unmount(path: &Path) -> io::Result<()> {
     use nix::errno::Errno;
     use nix::mount::{MntFlags, umount2};
-    // A mount may have been stacked on another; the limit is for a kernel that never says EINVAL.
+    // Mounts may be stacked. The limit ends the loop if the kernel never returns EINVAL.
     for _ in 0..64 {
         match umount2(path, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW) {
             Ok(()) => {}

@@ -1,9 +1,9 @@
-//! The node's ports that sandboxes ask for, as the kernel has them.
+//! The host ports of the sandboxes, applied to the kernel.
 //!
-//! In: the port mappings of all sandboxes that live. Out: one nftables table of this runtime's own,
-//! named after its bridge, changed by the difference only.
-//! Invariant: the kernel's table is what was applied last; it is replaced as a whole at start, and when
-//! the kernel refuses the difference.
+//! In: the port mappings of all ready sandboxes. Out: one nftables table of this runtime, named
+//! after its bridge. Only differences are applied.
+//! Invariant: the kernel's table equals the last applied ruleset. It is replaced as a whole at
+//! start, and when the kernel refuses the difference.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -14,7 +14,7 @@ use net::nft::{Nft, Proto, Ruleset, diff};
 
 pub(crate) struct HostPorts {
     table: String,
-    /// Guards what the kernel has, across the calls that change it. None: nobody knows.
+    /// Guards the kernel's ruleset during calls that change it. `None`: unknown.
     applied: tokio::sync::Mutex<Option<Ruleset>>,
 }
 
@@ -25,7 +25,7 @@ impl HostPorts {
         Self { table, applied }
     }
 
-    /// Whatever a former process left goes.
+    /// Replaces the rules of a former process, too.
     pub(crate) async fn replace(&self, ports: Vec<HostPort>) -> Result<()> {
         *self.applied.lock().await = None;
         self.follow(ports).await
@@ -38,7 +38,7 @@ impl HostPorts {
         if known.as_ref() != Some(&wanted) {
             let is_known = known.is_some();
             let done = self.apply(known, &wanted, &ports).await;
-            // Somebody else may have taken away what is believed to be there: all of it anew.
+            // Another program may have removed our table: creates all of it again.
             let again = done.is_err() && is_known;
             (if again { self.apply(None, &wanted, &ports).await } else { done })?;
         }
@@ -52,7 +52,7 @@ impl HostPorts {
         wanted: &Ruleset,
         ports: &[HostPort],
     ) -> Result<()> {
-        // Tables that are not known are made anew, or taken away when there are to be none.
+        // An unknown table is replaced, or removed if there are no ports.
         let unknown = || if ports.is_empty() { none(&self.table) } else { Ruleset::default() };
         let batch = diff(&known.unwrap_or_else(unknown), wanted);
         let ports = ports.to_vec();
@@ -66,7 +66,7 @@ impl HostPorts {
     }
 }
 
-/// One sandbox's mappings: each for every address of the sandbox that its host address allows.
+/// One sandbox's mappings: one host port for every sandbox address that fits the mapping's host address.
 pub(crate) fn of(mappings: &[PortMapping], addresses: &[IpAddr], cidrs: &[IpNet]) -> Vec<HostPort> {
     let mut out = vec![];
     for mapping in mappings {
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mappings() {
+    fn mappings_become_host_ports() {
         let cidrs = ["10.42.0.0/24", "fd00::/64"].map(|cidr| cidr.parse().expect("a network"));
         let addresses = ["10.42.0.2", "fd00::2"].map(|ip| ip.parse().expect("an address"));
         let check = |host_ip: &str, host_port: i32, expected: &[&str]| {

@@ -1,12 +1,12 @@
-//! Mounts that show other owners: a copy of a place whose files belong to a pod's users.
+//! Idmapped mounts: a copy of a mount whose files belong to a pod's user namespace.
 //!
 //! ```text
-//!  on the disk: 0, 1000 ─► mapped copy ─► 65536, 66536 for the node = 0, 1000 inside of the pod
+//!  on the disk: 0, 1000 ─► mapped copy ─► 65536, 66536 on the node = 0, 1000 inside the pod
 //! ```
 //!
-//! A copy is a descriptor until it is attached, and goes with the descriptor. Mapping must come
-//! before attaching: the kernel maps nothing that was visible. Only file systems that know of it can
-//! be mapped (not NFS, not overlayfs); others are an error that says so.
+//! A copy is a descriptor until it is attached, and disappears with the descriptor. Mapping must
+//! come before attaching: the kernel maps no visible mount. Only some file systems support it (not
+//! NFS, not overlayfs); for others the error says so.
 
 use std::ffi::CString;
 use std::io;
@@ -14,7 +14,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// How later mounts travel into a copy.
+/// The propagation of later mounts into a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Travel {
@@ -22,7 +22,7 @@ pub(crate) enum Travel {
     Inwards,
 }
 
-/// A detached copy of what is at `path`, with all that is mounted below.
+/// A detached copy of the mount at `path`, with all mounts below.
 pub(crate) fn copy(path: &Path) -> io::Result<OwnedFd> {
     let flags = libc::OPEN_TREE_CLONE
         | libc::O_CLOEXEC as libc::c_uint
@@ -37,8 +37,8 @@ pub(crate) fn copy(path: &Path) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 
-/// Gives the copy's files to the users of a namespace. As runc does it, mounts below keep their
-/// owners: they may be of a kind that cannot be mapped, and then belong to nobody inside.
+/// Maps the copy's files to the ids of a user namespace. As in runc, mounts below are not mapped:
+/// they may not support it. Their owners have no id inside the pod.
 pub(crate) fn map(copy: &OwnedFd, users: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: all zeroes is a valid value.
     let mut attributes: libc::mount_attr = unsafe { std::mem::zeroed() };
@@ -53,7 +53,7 @@ pub(crate) fn map(copy: &OwnedFd, users: BorrowedFd<'_>) -> io::Result<()> {
     })
 }
 
-/// Sets how mounts travel, for the copy and all that is mounted below.
+/// Sets the propagation of the copy and of all mounts below.
 pub(crate) fn let_travel(copy: &OwnedFd, travel: Travel) -> io::Result<()> {
     // SAFETY: all zeroes is a valid value.
     let mut attributes: libc::mount_attr = unsafe { std::mem::zeroed() };
@@ -64,7 +64,7 @@ pub(crate) fn let_travel(copy: &OwnedFd, travel: Travel) -> io::Result<()> {
     set(copy, &attributes, libc::AT_RECURSIVE)
 }
 
-/// Nothing can be written through the copy.
+/// Makes the copy read-only.
 pub(crate) fn make_read_only(copy: &OwnedFd) -> io::Result<()> {
     // SAFETY: all zeroes is a valid value.
     let mut attributes: libc::mount_attr = unsafe { std::mem::zeroed() };
@@ -87,7 +87,7 @@ fn set(copy: &OwnedFd, attributes: &libc::mount_attr, flags: libc::c_int) -> io:
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Makes the copy visible at `target`, which exists and is of the copy's kind.
+/// Attaches the copy at `target`, which must exist and be of the same kind (file or directory).
 pub(crate) fn attach(copy: OwnedFd, target: &Path) -> io::Result<()> {
     let name = text(target)?;
     // SAFETY: strings that outlive the call.

@@ -1,14 +1,14 @@
-//! Pod addresses: one file per address in use, its content the sandbox that holds it.
+//! Pod addresses: one file per allocated address, with the id of its sandbox.
 //!
-//! Addresses are given out in turn, starting after the last one, so that a freed address rests for
-//! a while before it is somebody else's; after a restart that is the one whose file is the newest.
+//! The search for a free address starts after the last allocated one, so that a freed address is
+//! not reused soon. After a restart, the newest file marks the last allocated address.
 //!
 //! ```text
 //! ipam/10.42.0.7 → "<sandbox id>"
 //! ```
 //!
-//! Invariant: what is in memory is what the files say. They are read once: a runtime is alone with its
-//! directory, and to read all of them for each pod would take the square of the pods' number.
+//! Invariant: memory equals the files. They are read once: only one runtime uses the directory, and
+//! reading all files for each pod would cost the square of the pods' number.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -25,14 +25,14 @@ const LARGEST: u128 = 1 << 16;
 
 pub(crate) struct Ipam {
     directory: PathBuf,
-    /// Guards the files, too; held while one of them is written.
+    /// Also guards the files. The lock is held while a file is written.
     held: Mutex<Held>,
 }
 
 #[derive(Default)]
 struct Held {
     by: BTreeMap<IpAddr, String>,
-    /// The newest first.
+    /// The last allocated address of each network; after a restart all addresses, newest first.
     last: Vec<IpAddr>,
 }
 
@@ -60,7 +60,7 @@ impl Ipam {
         offset(network, 1)
     }
 
-    /// Gives the sandbox an address; the one that it has already, if it has one.
+    /// Allocates an address for the sandbox, or returns the one that it has.
     pub(crate) fn allocate(&self, network: &IpNet, sandbox: &str) -> io::Result<IpAddr> {
         let mut held = self.held();
         let own = |(ip, holder): &(&IpAddr, &String)| *holder == sandbox && network.contains(*ip);
@@ -68,7 +68,7 @@ impl Ipam {
             return Ok(*address);
         }
         let count = size(network);
-        // 0 is the network, 1 the gateway, the last one the broadcast.
+        // 0 is the network, 1 the gateway, and the last address is the broadcast.
         let usable = count.saturating_sub(3);
         let last = held.last.iter().position(|ip| network.contains(ip));
         let before = last.map_or(1, |at| place(network, held.last[at]));
@@ -93,7 +93,7 @@ impl Ipam {
         self.free(|holder| holder == sandbox)
     }
 
-    /// Frees what sandboxes hold that are not (any more).
+    /// Frees the addresses of sandboxes that no longer exist.
     pub(crate) fn keep_only(&self, is_known: impl Fn(&str) -> bool) -> io::Result<()> {
         self.free(|holder| !is_known(holder))
     }
@@ -136,7 +136,7 @@ fn offset(network: &IpNet, by: u128) -> IpAddr {
     }
 }
 
-/// Where in the network an address is: the inverse of [`offset`].
+/// The index of an address in the network: the inverse of [`offset`].
 fn place(network: &IpNet, address: IpAddr) -> u128 {
     match (network.network(), address) {
         (IpAddr::V4(base), IpAddr::V4(at)) => u32::from(at).wrapping_sub(base.into()).into(),
@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_go_round_and_come_back() {
+    fn addresses_are_allocated_in_turn_and_reused() {
         let directory = tempfile::tempdir().expect("a directory");
         let ipam = Ipam::open(directory.path().into()).expect("opened");
         let network: IpNet = "10.42.0.0/29".parse().expect("a network");
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_given_is_known_after_a_restart() {
+    fn allocations_survive_a_restart() {
         let directory = tempfile::tempdir().expect("a directory");
         let open = || Ipam::open(directory.path().into()).expect("opened");
         let check = |network: &str, who: &str, expected: &str| {
@@ -184,7 +184,7 @@ mod tests {
         check("fd00::/64", "b", "fd00::2");
         check("10.42.0.0/24", "a", "10.42.0.2");
         open().release("a").expect("released");
-        // It rests, as long as there are others.
+        // A freed address is not reused while others are free.
         check("10.42.0.0/24", "c", "10.42.0.4");
         check("fd00::/64", "c", "fd00::3");
         open().keep_only(|who| who == "b").expect("kept");

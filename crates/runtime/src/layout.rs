@@ -1,5 +1,5 @@
-//! Where everything is. Two roots: the data directory survives a reboot, the run directory must
-//! not (it holds sockets and pinned namespaces).
+//! The paths of all files. There are two roots: the data directory survives a reboot; the run
+//! directory must not, because it holds sockets and pinned namespaces.
 //!
 //! ```text
 //! <data>/images/blobs/sha256/<hex>      content, named by its hash
@@ -13,8 +13,8 @@
 //!       containers/<id20>/              shim.json shim.sock started.json oci/ shim.log
 //! ```
 //!
-//! Socket addresses are limited to 108 bytes, hence the short ids and the hashed directory below
-//! `/run`.
+//! Socket addresses are limited to 108 bytes. Therefore the ids are shortened and the directory
+//! below `/run` is a hash.
 
 use std::path::{Path, PathBuf};
 
@@ -26,7 +26,7 @@ pub struct Layout {
     pub run: PathBuf,
 }
 
-/// Where the sockets of the cluster with this data directory are: `/run/decapod/<hash>`.
+/// The directory of the sockets for the cluster with this data directory: `/run/decapod/<hash>`.
 pub fn run_dir(data_dir: &Path) -> PathBuf {
     let full = data_dir.canonicalize().unwrap_or_else(|_| data_dir.to_owned());
     let hash = hex(&Sha256::digest(full.as_os_str().as_encoded_bytes()));

@@ -1,4 +1,4 @@
-//! What runs containers behind the `cri` contract, and the pod network of one node.
+//! The implementations of the `cri` contract, which run containers, and the pod network of one node.
 //!
 //! ```text
 //!  kubelet ─► cri::Runtime ─┬─ backend::embedded ─► images   content store, layers, overlay
@@ -8,8 +8,8 @@
 //!                           └─ backend::fake        for the kubelet's tests
 //! ```
 //!
-//! Everything the embedded backend knows is on disk ([`layout`]), in a shim or in a cgroup: it is
-//! killed and started again at will, and containers do not notice.
+//! All state of the embedded backend is on disk ([`layout`]), in a shim or in a cgroup. The backend
+//! can be killed and restarted at any time without effect on the containers.
 //!
 //! Invariant: `libcontainer` forks and allocates in the child, so it is called only in a
 //! [`shim`]: our own binary executed again, with a single thread. The binary's `main` must call

@@ -1,6 +1,6 @@
-//! What this machine's kernel can do, and whether it was started again since something was written.
+//! The abilities of this machine's kernel, and whether the machine rebooted since a file was written.
 //!
-//! In: the kernel's own tables. Out: answers, and errors with the words that tell what to do.
+//! In: the kernel's own tables. Out: answers, and errors that tell the administrator what to do.
 
 use std::fs;
 use std::io;
@@ -12,21 +12,20 @@ use crate::files;
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// Different after every start of the machine; `None` where the kernel does not say.
+/// Different after every boot; `None` where the kernel does not provide it.
 pub(crate) fn boot_id() -> Option<String> {
     let text = fs::read_to_string(BOOT_ID).ok()?;
     Some(text.trim().to_owned()).filter(|id| !id.is_empty())
 }
 
-/// Whether the machine was started again since `written` was. What was written by a release that did
-/// not write it says nothing.
+/// Whether the machine rebooted since `written`. Files of older releases lack the boot id; they
+/// count as "not rebooted".
 pub(crate) fn restarted_since(written: &str, now: Option<&str>) -> bool {
     let written = written.trim();
     !written.is_empty() && now.is_some_and(|now| now != written)
 }
 
-/// Mounts an overlayfs at `place` for a moment, which loads the kernel's module where it is one.
-/// Blocks.
+/// Mounts an overlayfs at `place` temporarily, which loads the kernel module if necessary. Blocks.
 pub(crate) fn check_overlayfs(place: &Path) -> io::Result<()> {
     let root = place.join("overlay-check");
     files::remove_tree(&root)?;
@@ -49,7 +48,7 @@ pub(crate) fn check_overlayfs(place: &Path) -> io::Result<()> {
     files::remove_tree(&root)
 }
 
-/// An error of mounting an overlayfs, with its name in it.
+/// Adds the word overlayfs to an error of mounting one.
 pub(crate) fn overlay_error(error: io::Error) -> io::Error {
     let text = match error.raw_os_error() {
         Some(libc::ENODEV) => format!(
@@ -70,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn another_boot_is_another_start_of_the_machine() {
+    fn a_different_boot_id_means_a_reboot() {
         let check = |written, now, expected| {
             assert_eq!(restarted_since(written, now), expected, "{written:?} {now:?}");
         };
@@ -90,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn overlayfs_is_tried_and_nothing_is_left() {
+    fn the_overlayfs_check_leaves_nothing() {
         if !nix::unistd::geteuid().is_root() {
             println!("skipped: needs root");
             return;

@@ -1,15 +1,15 @@
-//! Giving back what a start needed.
+//! Returns memory to the kernel that only the start needed.
 //!
-//! A start touches megabytes that the loop afterwards never looks at: code, read-only data, freed
-//! heap. Shims do this, one per container, and so do a server and its DNS. Pages of the program that
-//! are as they are in the file are unmapped; they come back from the page cache when they are needed.
+//! A start touches megabytes that the main loop never uses: code, read-only data, freed heap. Each
+//! shim calls this, and so do a server and its DNS. Program pages that equal the file are unmapped;
+//! the page cache restores them on demand.
 //!
-//! Invariant: a mapping with a page of its own (relocated data, say) is left alone, since dropping
-//! that page would lose what is in it.
+//! Invariant: a mapping with a private page (for example, relocated data) stays, since dropping
+//! that page would lose its content.
 
 use std::fs;
 
-/// Best effort: programs work as well without.
+/// Best effort: a failure only costs memory.
 pub fn trim() {
     let Ok(smaps) = fs::read_to_string("/proc/self/smaps") else { return };
     for (start, end) in clean_file_mappings(&smaps) {
@@ -25,7 +25,7 @@ pub fn trim() {
     }
 }
 
-/// Read-only mappings of files none of whose pages are private to us.
+/// Read-only mappings of files without private pages.
 fn clean_file_mappings(smaps: &str) -> Vec<(usize, usize)> {
     let mut found = Vec::new();
     let mut current: Option<(usize, usize)> = None;
@@ -33,7 +33,7 @@ fn clean_file_mappings(smaps: &str) -> Vec<(usize, usize)> {
         if let Some(range) = head(line) {
             current = range;
         } else if let Some(rest) = line.strip_prefix("Anonymous:") {
-            // The last word on private pages: a written page of a file mapping counts here.
+            // The last line about private pages: it also counts written pages of a file mapping.
             if rest.trim() == "0 kB" {
                 found.extend(current.take());
             }
@@ -42,7 +42,7 @@ fn clean_file_mappings(smaps: &str) -> Vec<(usize, usize)> {
     found
 }
 
-/// A mapping's first line: `Some(None)` when it is not of the kind.
+/// Parses a mapping's first line: `Some(None)` when the mapping is not of this kind.
 fn head(line: &str) -> Option<Option<(usize, usize)>> {
     let mut words = line.split_whitespace();
     let (start, end) = words.next()?.split_once('-')?;
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_as_in_the_file_is_given_back() {
+    fn only_unmodified_file_pages_are_released() {
         let smaps = "\
 1000-2000 r-xp 00000000 fe:00 7 /bin/x
 Rss: 4 kB

@@ -1,4 +1,4 @@
-//! The pod network of this node: which networks it has, and how a sandbox gets into them.
+//! The pod network of this node: its CIDRs, and how a sandbox is connected.
 
 use std::io;
 use std::net::IpAddr;
@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 use crate::ipam::Ipam;
 use crate::layout::Layout;
 
-/// On disk, so that pods start after a restart before the kubelet has said anything, and so that
-/// `destroy_all` knows what to take down.
+/// Kept on disk, so that pods can start after a restart before the kubelet sends the CIDRs, and so
+/// that `destroy_all` knows what to remove.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct NetworkState {
     pub cidrs: Vec<IpNet>,
@@ -30,8 +30,8 @@ impl NetworkState {
         crate::files::write_json(&layout.data.join("network.json"), self)
     }
 
-    /// Connects the sandbox and returns its addresses, the first family first. `from_loopback`: ports
-    /// of the node lead into it.
+    /// Connects the sandbox and returns its addresses, the first family first. `from_loopback`:
+    /// host ports lead into it.
     pub(crate) async fn attach(
         &self,
         ipam: &Ipam,
@@ -52,7 +52,7 @@ impl NetworkState {
         Ok(addresses)
     }
 
-    /// What an earlier process connected, perhaps one of a version that switched.
+    /// Repairs the links that an earlier process made, possibly of a version that bridged the pods.
     pub(crate) async fn adopt(
         &self,
         sandbox: &str,
@@ -90,13 +90,13 @@ impl NetworkState {
         Bridge::ensure(links, &self.bridge, &addresses, self.mtu).await.map(|_| ())
     }
 
-    /// Makes the bridge, which holds the gateways' addresses, and the Services' addresses routable by way of it, before the first pod:
-    /// the node's own processes use Services whose pods run elsewhere.
+    /// Before the first pod: creates the bridge with the gateways' addresses, and routes the Services'
+    /// addresses through it. The node's own processes use Services whose pods run elsewhere.
     pub(crate) async fn prepare(&self, service_cidrs: &[IpNet]) -> Result<(), cri::Error> {
         let failed = |error: net::Error| {
             cri::Error::Internal(format!("prepare the node's network: {error}"))
         };
-        // Pods are routed, also to each other, with a kube-proxy or without.
+        // Pods are routed, also to each other, with or without a kube-proxy.
         net::sysctl::prepare_node(None).await.map_err(failed)?;
         let links = Links::open().map_err(failed)?;
         self.ensure_bridge(&links).await.map_err(failed)?;
@@ -119,12 +119,12 @@ impl NetworkState {
     }
 }
 
-/// The node's end of the pair; interface names have at most 15 bytes.
+/// The name of the veth's end on the node. Interface names have at most 15 bytes.
 pub(crate) fn veth(sandbox: &str) -> String {
     format!("veth{}", sandbox.get(..10).unwrap_or(sandbox))
 }
 
-/// An address with its network's length.
+/// An address with the prefix length of its network.
 fn host(address: IpAddr, network: &IpNet) -> IpNet {
     IpNet::new(address, network.prefix_len())
         .expect("the length is that of a network of its family")

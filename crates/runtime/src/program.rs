@@ -1,14 +1,14 @@
-//! The program that shims are started from: this machine's binary, which no container can write to.
+//! The executable of the shims: this machine's binary, which no container can write to.
 //!
-//! The last stage of a container's start is a shim's child, and `/proc/self/exe` leads a container's
-//! process to the file that this child was started from. So shims are not started from the file by
-//! its path, but through a mount of that file alone that is read-only and in no mount namespace:
-//! whoever opens it for writing gets EROFS, also when no process runs it any more, and nobody can
-//! mount it writable, since it has no place. The pages are the file's own: that costs no memory.
+//! The last stage of a container's start is a shim's child. Through `/proc/self/exe` a container's
+//! process can reach the file of that child. So shims do not start from the file's path, but from a
+//! read-only mount of that file alone. The mount is in no mount namespace: opening it for writing
+//! fails with EROFS, even when no process runs it any more, and nothing can remount it writable. It
+//! shares the file's pages, so it costs no memory.
 //!
 //! In: the path of the binary. Out: a path that this process can execute.
-//! Invariant: a shim never runs from a file that can be written through its `/proc/<pid>/exe`.
-//! Upstream: runc's `exeseal`, which uses an overlayfs; its way out is a sealed copy, as here.
+//! Invariant: a shim's `/proc/<pid>/exe` is never writable.
+//! Upstream: runc's `exeseal`, which uses an overlayfs. Its fallback is a sealed copy, as here.
 
 use std::fs::{self, File};
 use std::io;
@@ -17,13 +17,13 @@ use std::path::{Path, PathBuf};
 
 use crate::idmap;
 
-/// What nobody can change any more, not even this process.
+/// Seals that even this process cannot remove.
 const SEALS: libc::c_int =
     libc::F_SEAL_SEAL | libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_WRITE;
 
 #[derive(Debug)]
 pub(crate) struct Program {
-    /// The file, through its own mount or as a copy in memory; open as long as shims are started.
+    /// The file, through its own mount or as a copy in memory; open while shims are started.
     _file: OwnedFd,
     path: PathBuf,
 }
@@ -35,7 +35,7 @@ impl Program {
             Err(error) => {
                 tracing::warn!(
                     binary = %binary.display(), %error,
-                    "cannot mount the binary read-only for containers, using a copy in memory"
+                    "failed to mount the binary read-only for shims, using a copy in memory"
                 );
                 copied(binary)?
             }
@@ -44,14 +44,14 @@ impl Program {
         Ok(Self { _file: file, path })
     }
 
-    /// For this process and for children that have not become another program yet.
+    /// Valid in this process, and in its children until their exec.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 }
 
-/// The file through a read-only mount of its own. When the file's own mount is in another mount
-/// namespace, as after `unshare`, its name is looked up in this one.
+/// Opens the file through a read-only mount of its own. After `unshare` the file's mount is in
+/// another mount namespace; then its name is looked up in this one.
 fn read_only(binary: &Path) -> io::Result<OwnedFd> {
     let mounted = idmap::copy(binary).or_else(|_| idmap::copy(&fs::read_link(binary)?))?;
     idmap::make_read_only(&mounted)?;
@@ -82,7 +82,7 @@ mod tests {
 
     use super::*;
 
-    /// What a process gets that holds the file and writes to it when nobody runs it.
+    /// Tries to write through a descriptor that outlives the running program.
     fn written(program: &Path) -> io::Result<()> {
         let held = File::open(program)?;
         let again = format!("/proc/self/fd/{}", held.as_raw_fd());
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_writes_to_what_they_were_started_from() {
+    fn a_process_cannot_write_to_its_executable() {
         if !nix::unistd::geteuid().is_root() {
             println!("skipped: needs root");
             return;
@@ -111,7 +111,7 @@ mod tests {
         let memory = copied(&shell).expect("copied");
         check(Path::new(&format!("/proc/self/fd/{}", memory.as_raw_fd())), libc::EPERM);
 
-        // As after an upgrade: the file that a running server was started from has no name any more.
+        // Simulates an upgrade: the executable of a running server was deleted.
         let held = File::open(&shell).expect("opened");
         fs::remove_file(&shell).expect("removed");
         let nameless = PathBuf::from(format!("/proc/self/fd/{}", held.as_raw_fd()));

@@ -1,16 +1,15 @@
-//! A pod's shared surroundings, without a process: namespaces pinned to files, `resolv.conf`, the
-//! host name, shared memory. Only a shared process namespace needs a process, since it lives as
-//! long as its init. Users of its own, and the namespaces that belong to them, are made by a process
-//! that ends then ([`crate::shim::Order`]); all others by a thread.
+//! A pod sandbox without a process: namespaces pinned to files, `resolv.conf`, the host name, shared memory.
+//! Only a shared PID namespace needs a living process, its init. A user namespace and the namespaces that it
+//! owns are created by a short-lived process ([`crate::shim::Order`]), all others by a thread.
 //!
 //! ```text
 //! <run>/sandboxes/<id>/net uts ipc    bind mounts of the namespaces
-//!                      user           with users of its own
-//!                      pause.pid      init of the shared process namespace
+//!                      user           with a user namespace
+//!                      pause.pid      init of the shared PID namespace
 //! <data>/sandboxes/<id>/shm           tmpfs, mounted at /dev/shm in the containers
 //! ```
 //!
-//! With the host's network a sandbox has the host's name, too (no `uts`), as upstream.
+//! A sandbox in the host's network also has the host's name (no `uts`), as upstream.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -28,22 +27,22 @@ use crate::users::Mappings;
 
 const SHM_OPTIONS: &str = "mode=1777,size=65536k";
 
-/// Of those that may ping, where all groups of the node are the pod's.
+/// The last group that may ping, when the pod has all groups of the node.
 const LAST_GROUP: u32 = i32::MAX as u32;
 
-/// What is written down beside the configuration.
+/// The sandbox's state on disk, beside its configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SandboxState {
     /// Nanoseconds since 1970.
     pub created_at: i64,
     pub handler: String,
     pub addresses: Vec<std::net::IpAddr>,
-    /// Everything was set up: before that, a sandbox is a failed attempt.
+    /// The setup is complete. A sandbox that is not ready is a failed attempt.
     pub ready: bool,
     pub stopped: bool,
 }
 
-/// Which namespaces are the pod's own.
+/// Which namespaces the pod does not share with the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Modes {
     pub host_network: bool,
@@ -66,7 +65,7 @@ impl Modes {
     }
 }
 
-/// What is set inside of a pod's namespaces.
+/// Settings inside the pod's namespaces.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Settings {
     host_network: bool,
@@ -88,12 +87,12 @@ impl Settings {
         }
     }
 
-    /// To be called in the pod's namespaces, by a root of theirs.
+    /// Call this in the pod's namespaces, as their root.
     pub(crate) fn apply(&self) -> io::Result<()> {
         if !self.host_network {
             nix::unistd::sethostname(&self.hostname)?;
-            // Upstream: containerd's defaults: any user may bind low ports and ping, inside the
-            // pod. Older kernels do without.
+            // Upstream: containerd's defaults: any user may bind low ports and ping inside the pod.
+            // Older kernels lack these settings.
             let groups = format!("0 {}", self.last_group);
             let _ = fs::write(sysctl_file("net.ipv4.ip_unprivileged_port_start"), "0");
             let _ = fs::write(sysctl_file("net.ipv4.ping_group_range"), groups);
@@ -106,13 +105,13 @@ impl Settings {
         Ok(())
     }
 
-    /// Only switches that belong to a namespace of the pod's: all others are the host's.
+    /// Allows only sysctls of the pod's own namespaces: all others are the host's.
     fn check_sysctl(&self, name: &str) -> io::Result<()> {
         let plain = name.replace('/', ".");
         let network = plain.starts_with("net.");
         let ipc = ["kernel.shm", "kernel.msg", "fs.mqueue."].iter().any(|p| plain.starts_with(p))
             || plain == "kernel.sem";
-        // The file is the one that the name says: no step leads up, or elsewhere.
+        // The path must not contain `..` or similar steps that lead to another file.
         let file = sysctl_file(name);
         let is_plain = file.to_str().is_some_and(|path| {
             path.split('/').skip(1).all(|part| !matches!(part, "" | "." | ".."))
@@ -131,8 +130,7 @@ pub(crate) fn namespace_options(config: &PodSandboxConfig) -> NamespaceOption {
         .as_ref()
         .and_then(|linux| linux.security_context.as_ref())
         .and_then(|security| security.namespace_options.clone())
-        // What CRI's zero value means for process numbers is "pod"; without options each container
-        // has its own.
+        // CRI's zero value would mean a shared PID namespace; without options each container has its own.
         .unwrap_or_else(|| NamespaceOption {
             pid: NamespaceMode::Container as i32,
             ..Default::default()
@@ -182,13 +180,13 @@ impl Places {
         self.data.join("hostname")
     }
 
-    /// The init of the shared process namespace, if it lives.
+    /// The pid of the shared PID namespace's init, if it is alive.
     pub(crate) fn pause(&self) -> Option<i32> {
         let pid = fs::read_to_string(self.pause_pid()).ok()?.trim().parse().ok()?;
         crate::shim::pause_alive(pid).then_some(pid)
     }
 
-    /// Whether all that containers need is there (a reboot takes it away).
+    /// Whether everything that containers need exists (a reboot removes it).
     pub(crate) fn usable(&self, modes: Modes) -> bool {
         let network = modes.host_network || net::netns::is_pinned(&self.net());
         let pid = !modes.shared_pid || self.pause().is_some();
@@ -197,7 +195,7 @@ impl Places {
     }
 }
 
-/// The name that the pod's processes see.
+/// The host name inside the pod.
 pub(crate) fn hostname(config: &PodSandboxConfig) -> String {
     if !config.hostname.is_empty() {
         return config.hostname.clone();
@@ -205,8 +203,8 @@ pub(crate) fn hostname(config: &PodSandboxConfig) -> String {
     nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
-/// Makes files and, but for a pod with users of its own, namespaces; blocks. The network namespace is
-/// empty after this.
+/// Creates files and, except for a pod with a user namespace, the namespaces; blocks. The network
+/// namespace is empty after this.
 pub(crate) fn set_up(places: &Places, config: &PodSandboxConfig) -> io::Result<()> {
     let modes = Modes::of(config);
     fs::create_dir_all(&places.run)?;
@@ -227,11 +225,13 @@ pub(crate) fn set_up(places: &Places, config: &PodSandboxConfig) -> io::Result<(
     let settings = Settings::of(config, None);
     std::thread::scope(|scope| {
         let work = scope.spawn(|| make_and_pin(places, modes, &settings));
-        work.join().unwrap_or_else(|_| Err(io::Error::other("a thread died")))
+        work.join().unwrap_or_else(|_| {
+            Err(io::Error::other("the thread that creates the namespaces panicked"))
+        })
     })
 }
 
-/// On a thread of its own, which ends with its namespaces pinned.
+/// Runs on a thread that ends after its namespaces are pinned.
 fn make_and_pin(places: &Places, modes: Modes, settings: &Settings) -> io::Result<()> {
     let mut wanted = CloneFlags::empty();
     if !modes.host_network {
@@ -252,7 +252,7 @@ fn make_and_pin(places: &Places, modes: Modes, settings: &Settings) -> io::Resul
     settings.apply()
 }
 
-/// Pins the namespaces that another process made for a pod with users of its own.
+/// Pins the namespaces that another process created for a pod with a user namespace.
 pub(crate) fn pin_all(places: &Places, pid: u32) -> io::Result<()> {
     let theirs = PathBuf::from(format!("/proc/{pid}/ns"));
     let all = [
@@ -270,7 +270,7 @@ fn pin(namespace: &Path, path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// The first separator tells what the other one means: `net.ipv4.conf.eth0/1.x` is about `eth0.1`.
+/// The first separator decides the meaning of the other: `net.ipv4.conf.eth0/1.x` is about `eth0.1`.
 fn sysctl_file(name: &str) -> PathBuf {
     let has_dots = name.find(['.', '/']).is_some_and(|at| name[at..].starts_with('.'));
     let swap = |c| match c {
@@ -282,7 +282,7 @@ fn sysctl_file(name: &str) -> PathBuf {
     Path::new("/proc/sys").join(path)
 }
 
-/// Upstream: containerd's `parseDNSOptions`; without any, the host's file.
+/// Upstream: containerd's `parseDNSOptions`; without options, the host's file.
 fn resolv_conf(dns: Option<&DNSConfig>) -> String {
     let Some(dns) = dns else {
         return fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
@@ -300,7 +300,7 @@ fn resolv_conf(dns: Option<&DNSConfig>) -> String {
     text
 }
 
-/// Undoes [`set_up`] but for the files; parts may be gone. Blocks.
+/// Undoes [`set_up`] except for the files; parts may be gone already. Blocks.
 pub(crate) fn tear_down(places: &Places) -> io::Result<()> {
     if let Some(pid) = places.pause() {
         // SAFETY: a plain system call.
@@ -319,7 +319,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn resolv_conf_says_what_the_pod_asked_for() {
+    fn resolv_conf_follows_the_pods_dns_config() {
         let dns = DNSConfig {
             servers: vec!["10.43.0.10".into()],
             searches: vec!["default.svc.cluster.local".into(), "svc.cluster.local".into()],
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn switches_are_files() {
+    fn sysctl_names_map_to_files() {
         for (name, path) in [
             ("net.core.somaxconn", "net/core/somaxconn"),
             ("net/core/somaxconn", "net/core/somaxconn"),
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn the_hosts_switches_are_out_of_reach() {
+    fn sysctls_of_the_host_are_refused() {
         let own = Settings::default();
         let check = |name: &str, settings: &Settings, fine| {
             assert_eq!(settings.check_sysctl(name).is_ok(), fine, "{name}");

@@ -1,8 +1,8 @@
-//! A pod's own users (`hostUsers: false`): which ids of the node stand for its users 0, 1, 2 …
+//! User namespaces of pods (`hostUsers: false`): the mapping of ids 0, 1, 2 … to the node's ids.
 //!
-//! In: what CRI says of a sandbox or a container. Out: [`Mappings`], or why they cannot be had.
-//! Invariant: the node's user 0 never stands for anybody inside; what cannot be mapped is refused,
-//! never run with the node's users. Upstream: containerd's `parseUsernsIDMap` and its checks.
+//! In: the CRI options of a sandbox or a container. Out: [`Mappings`], or the reason for a refusal.
+//! Invariant: no id inside the pod maps to the node's user 0. Unsupported mappings are refused,
+//! never replaced by the node's users. Upstream: containerd's `parseUsernsIDMap` and its checks.
 
 use std::fs;
 use std::path::Path;
@@ -10,12 +10,12 @@ use std::path::Path;
 use cri::{Error, IDMapping, NamespaceMode, NamespaceOption, Result};
 use serde_json::{Value, json};
 
-/// The first kernel whose tmpfs takes mapped mounts: secrets and tokens are on such.
+/// The first kernel whose tmpfs supports idmapped mounts: secrets and tokens are on tmpfs.
 const KERNEL: (u32, u32) = (6, 3);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Range {
-    /// The node's id that stands for 0 inside.
+    /// The node's id of the pod's id 0.
     pub host: u32,
     pub length: u32,
 }
@@ -31,14 +31,14 @@ impl Range {
         let refuse = |why: &str| Err(Error::InvalidArgument(format!("{what} mappings: {why}")));
         let [one] = all else { return refuse("there must be exactly one range") };
         if one.container_id != 0 {
-            return refuse("0 must be mapped");
+            return refuse("the range must start at container id 0");
         }
         if one.host_id == 0 || one.length == 0 {
-            return refuse("the node's 0 cannot be given away, nor nobody");
+            return refuse("the range must not be empty or contain the node's id 0");
         }
-        // The last number says "nobody" to the kernel.
+        // The kernel reserves the last id for "invalid".
         if one.host_id.checked_add(one.length).is_none() {
-            return refuse("there are no such ids");
+            return refuse("the range exceeds the largest id");
         }
         Ok(Self { host: one.host_id, length: one.length })
     }
@@ -55,7 +55,7 @@ impl Range {
 }
 
 impl Mappings {
-    /// `None`: the node's users.
+    /// `None`: no user namespace.
     pub fn of(options: &NamespaceOption) -> Result<Option<Self>> {
         let Some(users) = &options.userns_options else { return Ok(None) };
         match users.mode() {
@@ -69,7 +69,7 @@ impl Mappings {
         let on_node = [options.network(), options.pid(), options.ipc()];
         if on_node.contains(&NamespaceMode::Node) {
             return Err(Error::InvalidArgument(
-                "a pod with users of its own cannot have the host's network, processes or IPC"
+                "a pod with hostUsers: false cannot share the host's network, PID or IPC namespace"
                     .into(),
             ));
         }
@@ -78,7 +78,7 @@ impl Mappings {
         Ok(Some(mappings))
     }
 
-    /// The container's own word, which must be the sandbox's. Upstream: containerd's check.
+    /// The container's mapping must equal its sandbox's. Upstream: containerd's check.
     pub fn agree(sandbox: Option<Self>, container: Option<&NamespaceOption>) -> Result<()> {
         let own = container.map(Self::of).transpose()?.flatten();
         if own == sandbox {
@@ -90,7 +90,7 @@ impl Mappings {
         )))
     }
 
-    /// Whether a mount is to be mapped; a mount knows no other users than its pod's.
+    /// Whether a mount is to be mapped; its mapping must be the pod's.
     pub fn of_mount(mount: &cri::Mount, pod: Option<Self>) -> Result<bool> {
         if mount.uid_mappings.is_empty() && mount.gid_mappings.is_empty() {
             return Ok(false);
@@ -102,13 +102,14 @@ impl Mappings {
         if pod == Some(own) {
             return Ok(true);
         }
-        let text = format!("the users of mount {:?} are not the pod's", mount.container_path);
+        let text =
+            format!("the id mapping of mount {:?} differs from the pod's", mount.container_path);
         Err(Error::InvalidArgument(text))
     }
 }
 
-/// Whether this machine has what it takes. Where it says so wrongly (a node inside of a container,
-/// say), the kernel's refusal is the sandbox's error.
+/// Whether this machine supports user namespaces for pods. Where the answer is wrongly yes (for
+/// example, a node inside a container), creating the sandbox fails with the kernel's error.
 pub(crate) fn supported() -> bool {
     let limit = fs::read_to_string("/proc/sys/user/max_user_namespaces").unwrap_or_default();
     let allowed = limit.trim().parse::<u64>().is_ok_and(|limit| limit > 0);
@@ -139,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_mapped_is_refused() {
+    fn unsupported_mappings_are_refused() {
         let check = |options: &NamespaceOption, expected: std::result::Result<bool, ()>| {
             let got = Mappings::of(options).map(|found| found.is_some()).map_err(|_| ());
             assert_eq!(got, expected, "{options:?}");
@@ -181,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn kernels() {
+    fn user_namespaces_need_linux_6_3() {
         let check = |release: &str, expected| assert_eq!(is_new_enough(release), expected);
         check("6.18.44-fc\n", true);
         check("6.3.0", true);

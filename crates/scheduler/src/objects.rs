@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use client::{Informer, Informers, Selectors};
+use client::{Informer, Informers, Selectors, View, Whole};
 use k8s_openapi::api::apps::v1::{ReplicaSet, StatefulSet};
 use k8s_openapi::api::core::v1::{ReplicationController, Service};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -26,6 +26,7 @@ fn of_service(service: &Service) -> Selector {
 #[derive(Clone)]
 pub struct Objects {
     budgets: Informer<PodDisruptionBudget>,
+    all_budgets: View<Whole<PodDisruptionBudget>>,
     services: Informer<Service>,
     service_selectors: Selectors,
     replica_sets: Informer<ReplicaSet>,
@@ -39,8 +40,10 @@ pub struct Objects {
 impl Objects {
     pub fn new(informers: &Informers) -> Self {
         let services = informers.of();
+        let budgets: Informer<PodDisruptionBudget> = informers.of();
         Self {
-            budgets: informers.of(),
+            all_budgets: budgets.view(),
+            budgets,
             service_selectors: Selectors::of(&services, of_service),
             services,
             replica_sets: informers.of(),
@@ -67,7 +70,7 @@ impl Objects {
     }
 
     pub fn budgets(&self, namespace: &str) -> Vec<Arc<PodDisruptionBudget>> {
-        self.budgets.lister().list(Some(namespace), &Selector::everything())
+        self.all_budgets.objects(Some(namespace))
     }
 
     pub fn csi_node(&self, name: &str) -> Option<Arc<CSINode>> {

@@ -6,13 +6,12 @@ use std::time::Duration;
 
 use base::task::{Stop, Tasks};
 use client::{
-    Api, Client, DeleteParams, ErrorExt, Event, EventRecorder, EventType, Informers, Lister, Patch,
-    PatchParams,
+    Api, Client, DeleteParams, ErrorExt, Event, EventRecorder, EventType, Informers, Lister,
+    ObjectKey, Patch, PatchParams, Projection, View,
 };
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::{Namespace, Node, ObjectReference, Pod};
 use machinery::Time;
-use machinery::selector::Selector;
 use serde_json::json;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
@@ -29,6 +28,8 @@ use crate::pod::PodInfo;
 use crate::queue::{Frameworks, Pending, Queue};
 use crate::volumes::Volumes;
 
+/// Pods by the group that they belong to.
+const BY_GROUP: &str = "pod group";
 /// Decisions that wait for a writer.
 const JOBS: usize = 1024;
 /// Writers at work: a binding is one round trip to the API.
@@ -123,6 +124,7 @@ struct Scheduler {
     /// The queue may have something to pop.
     wake: Notify,
     pods: Lister<Pod>,
+    siblings: View<Sibling>,
     volumes: Volumes,
     objects: Objects,
     client: Client,
@@ -202,6 +204,23 @@ fn frameworks(
     Ok(Profiles(all))
 }
 
+/// What a group knows of a pod that is not going.
+struct Sibling {
+    is_bound: bool,
+}
+
+impl Projection<Pod> for Sibling {
+    fn of(pod: &Pod) -> Self {
+        Self { is_bound: pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some()) }
+    }
+
+    fn concerns(pod: &Pod) -> bool {
+        let labels = pod.metadata.labels.as_ref();
+        let is_in_group = labels.is_some_and(|labels| labels.contains_key(crate::gang::LABEL));
+        is_in_group && pod.metadata.deletion_timestamp.is_none()
+    }
+}
+
 impl Scheduler {
     fn new(
         tasks: &Tasks,
@@ -212,6 +231,11 @@ impl Scheduler {
         let (volumes, objects) = (Volumes::new(informers), Objects::new(informers));
         let profiles = frameworks(&client, Some((&volumes, &objects)), config)?;
         let (pods, nodes) = (informers.of::<Pod>(), informers.of::<Node>());
+        pods.index_headers(BY_GROUP, |header| {
+            let group = header.labels.get(crate::gang::LABEL);
+            let key = |name: &str| ObjectKey::new(&header.key.namespace, name).to_string();
+            group.map(key).into_iter().collect()
+        });
         let extenders = Extenders::new(&config.extenders, pods.lister(), nodes.lister());
         let first = config.profiles.first().map_or("", |profile| profile.name.as_str());
         let events = EventRecorder::new(client.clone(), tasks, first, None);
@@ -227,6 +251,7 @@ impl Scheduler {
                 gangs: Gangs::default(),
             }),
             wake: Notify::new(),
+            siblings: pods.view(),
             pods: pods.lister(),
             volumes,
             objects,
@@ -383,7 +408,7 @@ impl Scheduler {
             Err(error) => Step::Jobs(vec![self.broken(&mut state, &pod, error)]),
             Ok(0) => self.attempt(&mut state, pod, None),
             Ok(least) => {
-                let there = self.siblings(&group).count();
+                let there = self.siblings(&group).len();
                 if there < least {
                     let name = &pod.key.name;
                     let group = &group.name;
@@ -405,10 +430,10 @@ impl Scheduler {
     }
 
     /// The pods of a group that are not going.
-    fn siblings(&self, group: &Group) -> impl Iterator<Item = Arc<Pod>> {
-        let labels = [(crate::gang::LABEL.to_owned(), group.name.clone())].into();
-        let all = self.pods.list(Some(&group.namespace), &Selector::from_map(&labels));
-        all.into_iter().filter(|pod| pod.metadata.deletion_timestamp.is_none())
+    fn siblings(&self, group: &Group) -> Vec<Arc<Sibling>> {
+        let key = ObjectKey::new(&group.namespace, &group.name).to_string();
+        let all = self.pods.entries_by_index(BY_GROUP, &key);
+        all.iter().filter_map(|entry| self.siblings.get(&entry.header.key)).collect()
     }
 
     async fn with_extenders(
@@ -464,9 +489,8 @@ impl Scheduler {
                 state.cluster.nominate(&pod, "");
                 let job = Job::Bind { pod, node, reserved };
                 let Some(Gang { group, least }) = gang else { return vec![job] };
-                let has_node =
-                    |pod: &Arc<Pod>| pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some());
-                let bound = self.siblings(&group).filter(has_node).count();
+                let siblings = self.siblings(&group);
+                let bound = siblings.iter().filter(|sibling| sibling.is_bound).count();
                 state.gangs.hold(&group, job, bound, least)
             }
             Err(rejection) => {

@@ -4,14 +4,16 @@
 
 use std::sync::Arc;
 
-use client::{Event, Informer, Informers, ObjectKey};
+use client::{Event, Informer, Informers, ObjectKey, Projection, View, Whole};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, PodSpec};
 use k8s_openapi::api::storage::v1::{CSIDriver, CSIStorageCapacity, StorageClass};
-use machinery::selector::Selector;
 use tokio::sync::watch;
 
 use crate::capacity::{grew, is_told};
 use crate::pod::Disk;
+
+/// Volumes by the claim that they are for.
+const BY_CLAIM: &str = "claim";
 
 #[derive(Clone)]
 pub struct Volumes {
@@ -20,18 +22,47 @@ pub struct Volumes {
     classes: Informer<StorageClass>,
     drivers: Informer<CSIDriver>,
     capacities: Informer<CSIStorageCapacity>,
+    all_capacities: View<Whole<CSIStorageCapacity>>,
+    /// Those that no claim has.
+    free: View<Free>,
     /// Counts changes, for those that wait for one.
     changes: Arc<watch::Sender<u64>>,
 }
 
+/// A volume that a claim may get: bound ones are looked up by name.
+struct Free(Arc<PersistentVolume>);
+
+impl Projection<PersistentVolume> for Free {
+    fn of(volume: &PersistentVolume) -> Self {
+        Self(Arc::new(volume.clone()))
+    }
+
+    fn concerns(volume: &PersistentVolume) -> bool {
+        let phase = volume.status.as_ref().and_then(|status| status.phase.as_deref());
+        phase != Some("Bound")
+    }
+}
+
 impl Volumes {
     pub fn new(informers: &Informers) -> Self {
+        let volumes: Informer<PersistentVolume> = informers.of();
+        volumes.index(BY_CLAIM, |volume| {
+            let reference = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
+            let key = reference.map(|one| {
+                let text = |text: &Option<String>| text.clone().unwrap_or_default();
+                ObjectKey::new(&text(&one.namespace), &text(&one.name)).to_string()
+            });
+            key.into_iter().collect()
+        });
+        let capacities: Informer<CSIStorageCapacity> = informers.of();
         Self {
             claims: informers.of(),
-            volumes: informers.of(),
+            free: volumes.view(),
+            volumes,
             classes: informers.of(),
             drivers: informers.of(),
-            capacities: informers.of(),
+            all_capacities: capacities.view(),
+            capacities,
             changes: Arc::new(watch::channel(0).0),
         }
     }
@@ -85,8 +116,15 @@ impl Volumes {
         self.volumes.lister().get("", name)
     }
 
-    pub fn volumes(&self) -> Vec<Arc<PersistentVolume>> {
-        self.volumes.lister().list(None, &Selector::everything())
+    /// What these claims may get: volumes that are not bound, and those that are theirs already.
+    pub fn free_for(&self, claims: &[ObjectKey]) -> Vec<Arc<PersistentVolume>> {
+        let mut free: Vec<_> =
+            self.free.all().into_iter().map(|(_, free)| free.0.clone()).collect();
+        for claim in claims {
+            let own = self.volumes.lister().by_index(BY_CLAIM, &claim.to_string());
+            free.extend(own.into_iter().filter(|volume| !Free::concerns(volume)));
+        }
+        free
     }
 
     pub fn class(&self, name: &str) -> Option<Arc<StorageClass>> {
@@ -98,7 +136,7 @@ impl Volumes {
     }
 
     pub fn capacities(&self) -> Vec<Arc<CSIStorageCapacity>> {
-        self.capacities.lister().list(None, &Selector::everything())
+        self.all_capacities.objects(None)
     }
 }
 

@@ -1,7 +1,7 @@
-//! A quick look at the store's speed, for people: `cargo run --release -p decapod-store --example
-//! bench [DIR [PART,…]]`. Put the directory on the disk that matters. The parts: `memory` and `small`
-//! (what a key costs, of 1 KiB and of 256 bytes), `opening`, `puts`. `fill` alone leaves a store of
-//! 100,000 keys in the directory, with one beside it as a kill would have left it; `time` opens it.
+//! Measures the store's speed: `cargo run --release -p decapod-store --example bench [DIR [PART,…]]`.
+//! Put the directory on the disk to measure. The parts: `memory` and `small` (memory per key, of 1 KiB
+//! and of 256 bytes), `opening`, `puts`. `fill` alone leaves a store of 100,000 keys in the directory,
+//! and beside it a copy as after a kill; `time` opens it.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 const VALUE: usize = 2048;
 
-/// A text of this length as objects are: the same names again and again, and what differs.
+/// A text of this length, similar to objects: the same names repeatedly, with varying values.
 fn object(number: usize, length: usize) -> Vec<u8> {
     let mut random = fastrand::Rng::with_seed(number as u64);
     let mut text = format!(r#"{{"kind":"Pod","metadata":{{"name":"name-{number}"}},"env":["#);
@@ -68,7 +68,7 @@ async fn many(store: &Arc<dyn Store>, writers: usize, time: Duration) {
     println!("put, {writers:>3} writers        {rate:>10.0}/s");
 }
 
-/// So many keys, in transactions of a hundred.
+/// Writes this many keys, in transactions of a hundred.
 async fn fill(dir: &Path, keys: usize, size: usize) {
     let key = |i: usize| format!("/registry/configmaps/namespace-{}/name-{i}", i % 50);
     let options = Options { sync: false, ..Options::default() };
@@ -79,14 +79,14 @@ async fn fill(dir: &Path, keys: usize, size: usize) {
         let success = chunk.iter().map(op).collect();
         store.txn(Txn { success, ..Txn::default() }).await.expect("the write succeeds");
     }
-    // What a killed process would have left.
+    // The files that a killed process would leave.
     let copy = dir.with_extension("killed");
     std::fs::create_dir_all(&copy).expect("a directory");
     std::fs::copy(dir.join("store.redb"), copy.join("store.redb")).expect("copied");
     store.close().await;
 }
 
-/// What a live key costs in memory beyond its bytes.
+/// Measures the memory of a live key beyond its bytes.
 async fn memory(dir: &Path, keys: usize, size: usize) {
     let dir = dir.join(format!("memory-{size}"));
     fill(&dir, keys, size).await;
@@ -94,7 +94,7 @@ async fn memory(dir: &Path, keys: usize, size: usize) {
     println!("{keys} keys of {bytes} bytes: {}", in_a_process("weigh", &dir));
 }
 
-/// How long opening takes, and how much processor time, after a clean end and after a kill.
+/// Measures the time and processor time of opening, after a clean close and after a kill.
 async fn opening(dir: &Path, keys: usize) {
     let dir = dir.join("opening");
     fill(&dir, keys, 1024).await;
@@ -106,7 +106,7 @@ async fn opening(dir: &Path, keys: usize) {
         for _ in 0..7 {
             let file = again.join("store.redb");
             std::fs::copy(from.join("store.redb"), &file).expect("copied");
-            // Opening syncs, which would have to wait for the copy otherwise.
+            // Opening syncs, and would have to wait for the copy.
             std::fs::File::open(&file).and_then(|file| file.sync_all()).expect("synced");
             let answer = in_a_process("time", &again);
             let mut numbers = answer.split(' ').map(|n| n.parse::<u64>().expect("a number"));
@@ -121,7 +121,7 @@ async fn opening(dir: &Path, keys: usize) {
     }
 }
 
-/// One part in a new process, which has no memory yet that was used for something else.
+/// Runs one part in a new process, whose memory was not used before.
 fn in_a_process(part: &str, dir: &Path) -> String {
     let program = std::env::current_exe().expect("Linux");
     let output = std::process::Command::new(program).arg(dir).arg(part).output().expect("it runs");
@@ -146,7 +146,7 @@ async fn weigh(dir: &Path) {
     store.close().await;
 }
 
-/// The time that this process has had of the processors.
+/// This process's processor time.
 fn processor() -> Duration {
     use nix::sys::resource::{UsageWho, getrusage};
     let usage = getrusage(UsageWho::RUSAGE_SELF).expect("Linux");
@@ -198,7 +198,7 @@ async fn puts(dir: &Path) {
     println!("close                   {:>10.2?}", start.elapsed());
 }
 
-/// What a put by one writer can be at most: a page appended and synced, again and again.
+/// The maximum rate of puts by one writer: appends and syncs a page repeatedly.
 fn disk(dir: &Path) {
     use std::io::Write;
     std::fs::create_dir_all(dir).expect("a directory");

@@ -1,4 +1,4 @@
-//! The backends, one file and one row each. Every row passes the contract suite in `tests/it`.
+//! The backends: one file and one row each. Every row passes the contract suite in `tests/it`.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -8,12 +8,12 @@ use crate::{Error, Op, Options, Result, Store, Txn, VALUE_LIMIT};
 pub mod embedded;
 pub mod sim;
 
-/// One way to keep state.
+/// A backend.
 pub struct Backend {
     pub name: &'static str,
     /// Opens the store in a directory, which is created if missing.
     pub open: fn(&Path, Options) -> Result<Arc<dyn Store>>,
-    /// Whether what was written is there after close and open.
+    /// Whether data survives closing and opening.
     pub durable: bool,
 }
 
@@ -22,7 +22,7 @@ pub const BACKENDS: &[Backend] = &[
     Backend { name: "sim", open: |_, _| Ok(sim::Sim::open()), durable: false },
 ];
 
-/// Refuses values over the limit, in either branch: the request is wrong whatever it compares to.
+/// Rejects values over the limit in both branches, whichever would run.
 pub fn check_sizes(txn: &Txn) -> Result<()> {
     for op in txn.success.iter().chain(&txn.failure) {
         if let Op::Put { key, value, .. } = op

@@ -1,14 +1,14 @@
 //! The state store: bytes under keys, with etcd's semantics.
 //!
-//! One global revision that only grows. Every transaction that changes something takes the next
-//! revision; all its changes carry it. Nothing is visible (to reads, watches or the caller) before
+//! There is one global revision, which only grows. Every transaction that changes something takes the
+//! next revision, which all its changes get. Nothing is visible (to reads, watches or the caller) before
 //! it is durable. The store knows no kinds: keys look like `/registry/pods/default/web`, values
 //! are opaque.
 //!
 //! Invariants:
-//! - only the store mints revisions, and an acknowledged write survives `kill -9` and power loss;
+//! - only the store creates revisions, and an acknowledged write survives `kill -9` and power loss;
 //! - a watch delivers every change of its range from its start revision on, in revision order,
-//!   once; a slow watcher delays nobody (it reads history from disk, or ends with `Compacted`);
+//!   once; a slow watcher delays no other (it reads history from disk, or ends with `Compacted`);
 //! - a read below the compaction floor fails with `Compacted`, above the current revision with
 //!   `Future`.
 
@@ -34,7 +34,7 @@ pub use snapshot::Snapshot;
 pub use transform::{Transform, Transformed};
 pub use value::Value;
 
-/// The most bytes that one value may have: etcd's default limit of a request.
+/// The maximum size of a value in bytes: etcd's default limit of a request.
 pub const VALUE_LIMIT: usize = 3 * 512 * 1024;
 
 /// A point in the store's history. 0 is "before everything"; the first write has revision 2, as in
@@ -58,7 +58,7 @@ pub struct KeyValue {
     pub value: Value,
     pub create_revision: Revision,
     pub mod_revision: Revision,
-    /// Counts the writes since the key was created: 1 for the first.
+    /// The number of writes since the key was created: 1 for the first.
     pub version: u64,
     pub lease: LeaseId,
 }
@@ -90,7 +90,7 @@ impl KeyRange {
         key >= &self.start[..] && (&self.end[..] == b"\0" || key < &self.end[..])
     }
 
-    /// The same range as ordered maps want it; never one that they would panic on.
+    /// The same range for ordered maps; never one on which they would panic.
     pub fn bounds(&self) -> (Bound<&[u8]>, Bound<&[u8]>) {
         let start = &self.start[..];
         match &self.end[..] {
@@ -134,10 +134,10 @@ impl RangeRequest {
 pub struct RangeResponse {
     /// In key order.
     pub kvs: Vec<KeyValue>,
-    /// How many keys the range holds, whatever the limit.
+    /// The number of keys in the range, regardless of the limit.
     pub count: usize,
     pub more: bool,
-    /// The store's revision at the read: not the newest key's, and not the one asked for.
+    /// The store's revision at the read: not the newest key's, and not the requested one.
     pub revision: Revision,
 }
 
@@ -147,8 +147,8 @@ pub enum Compare {
     ModRevision(Bytes, Revision),
     /// The key's version equals; 0 means that the key does not exist.
     Version(Bytes, u64),
-    /// It is so for every key there is in the range; if there is none, for a key that does not exist
-    /// (whose numbers are 0 and whose value compares to nothing). What etcd's clients may ask.
+    /// The comparison holds for every key in the range; if there is none, for a missing key (whose numbers
+    /// are 0 and whose value compares to nothing). For etcd's clients.
     Every { range: KeyRange, relation: Relation, field: Field },
 }
 
@@ -160,7 +160,7 @@ pub enum Relation {
     NotEqual,
 }
 
-/// A part of a key's state, with what it is compared to.
+/// A field of a key, with the value that it is compared to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Field {
     Version(u64),
@@ -171,7 +171,7 @@ pub enum Field {
 }
 
 impl Field {
-    /// Whether it is so for all of `kvs`, as [`Compare::Every`] means it.
+    /// Whether the comparison holds for all of `kvs`, in the sense of [`Compare::Every`].
     pub fn every(&self, relation: Relation, kvs: &[KeyValue]) -> bool {
         if kvs.is_empty() {
             return self.order(None).is_some_and(|order| relation.admits(order));
@@ -202,41 +202,41 @@ impl Relation {
     }
 }
 
-/// A lease as it stands.
+/// A lease and its state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lease {
     pub id: LeaseId,
-    /// What it was granted.
+    /// The granted time.
     pub ttl_seconds: i64,
-    /// What is left of it.
+    /// The remaining time.
     pub left_seconds: i64,
-    /// What hangs on it.
+    /// The keys attached to it.
     pub keys: Vec<Bytes>,
 }
 
-/// What people and monitors want to know of a store.
+/// The store's status, for users and monitoring.
 #[derive(Clone, Debug, Default)]
 pub struct Status {
-    /// What keeps the state, as `embedded` or `etcd 3.6.5`.
+    /// The backend, e.g. `embedded` or `etcd 3.6.5`.
     pub backend: String,
     pub revision: Revision,
-    /// The oldest readable revision, where the backend tells.
+    /// The oldest readable revision, if the backend reports it.
     pub floor: Option<Revision>,
     pub keys: usize,
-    /// What the files take on the disk, and how much of that is in use.
+    /// The size of the files on disk, and the bytes in use.
     pub disk_bytes: u64,
     pub used_bytes: u64,
     /// How long it took to make commits durable.
     pub commits: Histogram,
-    /// What is wrong, as etcd's alarms name it.
+    /// Alarms, with etcd's names.
     pub alarms: Vec<String>,
 }
 
 /// Durations by powers of two: the first bound is a millisecond, as in etcd's own metric.
 #[derive(Clone, Debug, Default)]
 pub struct Histogram {
-    /// How many were at most `1 ms << index`, and longer than the bound before; the last: longer
-    /// than all.
+    /// The number of durations of at most `1 ms << index` that exceed the previous bound; the last
+    /// counts all longer ones.
     pub counts: [u64; 15],
     pub sum_seconds: f64,
 }
@@ -257,7 +257,7 @@ pub enum Op {
     Get { range: KeyRange },
 }
 
-/// If all comparisons hold, `success`, else `failure`; atomically, at one revision.
+/// Runs `success` if all comparisons hold, else `failure`; atomically, at one revision.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Txn {
     pub compare: Vec<Compare>,
@@ -276,7 +276,7 @@ pub struct TxnResponse {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OpResult {
-    /// What stood there before.
+    /// The previous state of the key.
     Put {
         previous: Option<KeyValue>,
     },
@@ -291,7 +291,7 @@ pub enum OpResult {
 #[derive(Clone, Debug)]
 pub struct WatchRequest {
     pub range: KeyRange,
-    /// The first revision to deliver; `None` (or 0, as in etcd): what comes after the present.
+    /// The first revision to deliver; `None` (or 0, as in etcd): everything after the current revision.
     pub start: Option<Revision>,
 }
 
@@ -310,30 +310,30 @@ pub struct Event {
     pub previous: Option<KeyValue>,
 }
 
-/// What a watch yields: all events of one revision together, so that nobody sees half a
+/// An item of a watch: all events of one revision together, so that a reader never sees a part of a
 /// transaction.
 #[derive(Clone, Debug)]
 pub enum WatchItem {
     Events(Revision, Arc<[Event]>),
     /// Everything up to this revision has been delivered. Sent once a watch with a start has caught
-    /// up with the present (at once if there is nothing to catch up with), each time a slow watcher
-    /// has caught up again, and when asked for by [`Watch::request_progress`].
+    /// up with the current revision (at once if it already has), each time a slow watcher has caught up
+    /// again, and on request by [`Watch::request_progress`].
     Progress(Revision),
-    /// The watch is over: its next revision is no longer kept, this one is the oldest that is.
+    /// The watch has ended: its next revision is compacted, this one is the oldest available.
     Compacted(Revision),
 }
 
 /// A running watch; dropping it ends it.
 pub struct Watch {
     pub items: mpsc::Receiver<WatchItem>,
-    /// Asks for a [`WatchItem::Progress`] with the then current revision.
+    /// Requests a [`WatchItem::Progress`] with the current revision at that time.
     pub progress: mpsc::Sender<()>,
 }
 
 impl Watch {
-    /// Asks for a [`WatchItem::Progress`]; a request that still waits covers this one too.
+    /// Requests a [`WatchItem::Progress`]; a pending request covers this one too.
     pub fn request_progress(&self) {
-        // Full: one is waiting already. Closed: the watch is over, and its end says so.
+        // Full: a request is pending. Closed: the watch has ended, and its end says so.
         let _ = self.progress.try_send(());
     }
 }
@@ -348,15 +348,15 @@ pub enum Error {
     LeaseNotFound(LeaseId),
     #[error("lease {0} already exists")]
     LeaseExists(LeaseId),
-    /// The backend does not know this, whatever its state.
+    /// The backend does not support this at all.
     #[error("{0}")]
     Unsupported(&'static str),
     #[error("the value under {key} has {size} bytes, the limit is {limit}")]
     TooLarge { key: String, size: usize, limit: usize },
-    /// Disk full, I/O error, lost connection: the write was refused or its fate is unknown.
+    /// Disk full, I/O error, lost connection: the write was refused or its outcome is unknown.
     #[error("the store is unavailable: {0}")]
     Unavailable(Arc<str>),
-    /// Somebody closed it, and nobody will open it again. What became of a write under way is unknown.
+    /// The store was closed for good. The outcome of a concurrent write is unknown.
     #[error("the store is closed")]
     Closed,
     /// The files are damaged, or of a version that this program cannot read.
@@ -376,36 +376,36 @@ impl Error {
 
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// The seam. Object-safe; every backend passes the contract suite.
+/// The store's interface. Object-safe; every backend passes the contract suite.
 #[async_trait]
 pub trait Store: Send + Sync + 'static {
     async fn range(&self, request: RangeRequest) -> Result<RangeResponse>;
     async fn txn(&self, txn: Txn) -> Result<TxnResponse>;
     async fn watch(&self, request: WatchRequest) -> Result<Watch>;
-    /// Would writing the same value again change its bytes at rest? Then an update that changes
-    /// nothing is written all the same: that is how values get under another key.
+    /// Whether writing the same value again would change its bytes at rest. If so, an update that changes
+    /// nothing is still written: that is how values are re-encrypted with another key.
     async fn is_stale(&self, _key: &Bytes) -> Result<bool> {
         Ok(false)
     }
     /// The newest revision, linearizably.
     async fn revision(&self) -> Result<Revision>;
-    /// Forgets history below `revision` (which stays readable, and watches may start there).
+    /// Compacts history below `revision` (which stays readable, and watches may start there).
     async fn compact(&self, revision: Revision) -> Result<()>;
-    /// A lease of `ttl_seconds` (at least one); keys attached to it vanish (as deletes) when it expires.
+    /// A lease of `ttl_seconds` (at least one); its keys are deleted when it expires.
     async fn lease_grant(&self, ttl_seconds: i64) -> Result<LeaseId>;
     /// The same with an id of the caller's choice.
     async fn lease_grant_as(&self, lease: LeaseId, ttl_seconds: i64) -> Result<()>;
     async fn lease_revoke(&self, lease: LeaseId) -> Result<()>;
     /// All leases, by id.
     async fn leases(&self) -> Result<Vec<Lease>>;
-    /// Gives the lease its whole time again; tells how much that is, in seconds.
+    /// Gives the lease its full time again; returns that time in seconds.
     async fn lease_keep_alive(&self, lease: LeaseId) -> Result<i64>;
     async fn status(&self) -> Result<Status>;
-    /// What lives now, as one file (see [`snapshot`]), while everything goes on.
+    /// The live data as one file (see [`snapshot`]); other calls go on meanwhile.
     async fn snapshot(&self) -> Result<Snapshot>;
     /// The store's revision at a time, in milliseconds since 1970; `Compacted` if that is no longer
-    /// kept.
+    /// available.
     async fn revision_at(&self, millis: u64) -> Result<Revision>;
-    /// Commits what is queued and closes; later calls fail with `Closed`.
+    /// Commits the queued writes and closes; later calls fail with `Closed`.
     async fn close(&self);
 }

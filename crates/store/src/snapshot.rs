@@ -1,16 +1,15 @@
-//! A store in one file: everything that lives at one revision, with its leases, and a checksum.
+//! A snapshot: all live data of a store at one revision in one file, with its leases, and a checksum.
 //!
-//! The format is etcd's own (a bbolt database with the SHA-256 of it at the end, drawn in
-//! `docs/store.md`), so that there is one way in and out for all: what this writes, `etcdutl
-//! snapshot status` reads and `etcdutl snapshot restore` makes an etcd of; what a real etcd wrote,
-//! [`read`] reads.
+//! The format is etcd's own (a bbolt database followed by its SHA-256, described in `docs/store.md`), so
+//! that snapshots can be exchanged: `etcdutl snapshot status` reads our files and `etcdutl snapshot
+//! restore` makes an etcd from them; [`read`] also reads files of a real etcd.
 //!
 //! In: live values at one revision, shared, not copied. Out: bytes in order; the size is known
-//! before the first, so that it can be sent as a stream.
+//! before the first byte, so that the file can be streamed.
 //!
-//! Invariants: the file holds no history: its revision counts as compacted, so nobody who comes
-//! with an older revision is told half a story. Nothing is believed that the checksum does not
-//! cover.
+//! Invariants: the file contains no history: its revision counts as compacted, so that a client with an
+//! older revision gets an error instead of incomplete history. Only data covered by the checksum is
+//! trusted.
 
 mod bolt;
 mod read;
@@ -27,24 +26,24 @@ pub use read::{Content, read};
 use crate::{Error, KeyValue, LeaseId, Result, Revision, Value};
 use bolt::{Item, Layout};
 
-/// How much of it is sent at once: etcd's own size.
+/// The size of a chunk: the same as etcd's.
 const CHUNK: usize = 32 << 10;
 /// Chunks that may wait for a slow reader.
 const AHEAD: usize = 4;
 const CHECKSUM: usize = 32;
 
-/// A snapshot on its way out.
+/// A snapshot that is being sent.
 pub struct Snapshot {
     pub revision: Option<Revision>,
-    /// Of the whole file, where the store knows it before it has sent all.
+    /// The size of the whole file, if the store knows it in advance.
     pub size: Option<u64>,
     pub chunks: mpsc::Receiver<Result<Bytes>>,
 }
 
-/// What goes into the file.
+/// The content of the file.
 pub struct Image {
     revision: Revision,
-    /// By revision, and in it in key order.
+    /// By revision, and within a revision in key order.
     kvs: Vec<KeyValue>,
     leases: Vec<(LeaseId, i64)>,
 }
@@ -66,7 +65,7 @@ impl Image {
         });
         let mut keys: Vec<Item> = keys.collect();
         if last < self.revision {
-            // The newest change was a delete. etcd's files have it, and tell by it where they are.
+            // The newest change was a delete. etcd's files contain it, and determine their revision by it.
             let mut key = wire::revision_key(self.revision, 0).to_vec();
             key.push(wire::DELETED);
             keys.push(Item { key, size: wire::key_value_size(&marker()) });
@@ -88,10 +87,10 @@ impl Image {
         let revision = self.revision;
         let write = move || {
             let pipe = Pipe { sender, chunk: Vec::with_capacity(CHUNK) };
-            // An error: the reader has gone away.
+            // An error means that the reader has gone.
             let _ = self.write(&layout, pipe);
         };
-        // Nobody waits for it: it ends with its reader.
+        // Not awaited: it ends with its reader.
         drop(tokio::task::spawn_blocking(write));
         Snapshot { revision: Some(revision), size: Some(size), chunks }
     }
@@ -111,7 +110,7 @@ impl Image {
     }
 }
 
-/// A delete of a key that never was.
+/// A delete of a key that never existed.
 fn marker() -> KeyValue {
     KeyValue {
         key: Bytes::from_static(b"/decapod/snapshot"),
@@ -140,7 +139,7 @@ impl<W: Write> Write for Summed<W> {
     }
 }
 
-/// Bytes to a channel, in chunks.
+/// Writes bytes to a channel, in chunks.
 struct Pipe {
     sender: mpsc::Sender<Result<Bytes>>,
     chunk: Vec<u8>,
@@ -202,7 +201,7 @@ mod tests {
     fn check(count: u64, size: usize, leases: i64) {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("db");
-        // Two keys a revision; some values are larger than a page.
+        // Two keys per revision; some values are larger than a page.
         let kvs: Vec<KeyValue> = (0..count)
             .map(|i| {
                 let value = vec![b'x'; (i as usize * 37) % (size + 1)];
@@ -219,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_saved_is_read_again() {
+    fn a_snapshot_can_be_read() {
         check(0, 0, 0);
         check(1, 10, 1);
         check(200, 100, 3);
@@ -228,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flipped_bit_is_noticed_and_a_cut_file_too() {
+    fn flipped_bits_and_truncated_files_are_detected() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("db");
         let kvs = (0..100).map(|i| kv(format!("/{i}"), vec![b'v'; 100], 2 + i, 0)).collect();
@@ -239,7 +238,7 @@ mod tests {
             bytes[at] ^= 4;
             std::fs::write(&path, bytes).expect("ours");
             assert!(read(&path, true).is_err(), "bit at {at}");
-            // Without the checksum it may be read or not; it must not panic or run away.
+            // Without the checksum the result does not matter, but it must not panic or loop forever.
             drop(read(&path, false));
         }
         std::fs::write(&path, &whole[..whole.len() / 2]).expect("ours");

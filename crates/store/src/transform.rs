@@ -1,7 +1,7 @@
-//! A store whose values look different at rest: in another encoding, or encrypted.
+//! A store with transformed values at rest: in another encoding, or encrypted.
 //!
 //! In: a store and a [`Transform`]. Out: a store. Keys, revisions and order are the inner store's;
-//! only values are changed, on their way in and out. Values of deletes are empty and stay so.
+//! only values are transformed, at writes and reads. Values of deletes are empty and stay so.
 
 use std::sync::Arc;
 
@@ -18,29 +18,29 @@ use crate::{
 /// Items that may wait between the inner watch and the reader.
 const WATCH_QUEUE: usize = 16;
 
-/// What values look like at rest. `open(seal(v)) == v`.
+/// The form of values at rest. `open(seal(v)) == v`.
 #[async_trait]
 pub trait Transform: Send + Sync + 'static {
     fn seal(&self, key: &[u8], value: Bytes) -> Result<Bytes>;
-    /// Takes what others have written too, as long as it can be told apart.
+    /// Also accepts values of other writers, as long as their form is recognizable.
     fn open(&self, key: &[u8], value: Bytes) -> Result<Bytes>;
 
-    /// Does `open` give this value back as it is? Then nobody has to unpack it to find that out.
+    /// Whether `open` returns this value unchanged. Then it is not unpacked to find that out.
     fn leaves(&self, _key: &[u8], _value: &Value) -> bool {
         false
     }
 
-    /// Would a write make other bytes of the same value (another key, another encoding)?
+    /// Whether a write would produce other bytes of the same value (another key, another encoding).
     fn is_stale(&self, _key: &[u8], _value: &Bytes) -> bool {
         false
     }
 
-    /// Must [`fetch`](Self::fetch) come before this value is opened?
+    /// Whether [`fetch`](Self::fetch) must come before this value is opened.
     fn must_fetch(&self, _key: &[u8], _value: &[u8]) -> bool {
         false
     }
 
-    /// Gets what a value cannot be opened without, such as a key that a service keeps.
+    /// Fetches the key that opening a value needs, e.g. from a key service.
     async fn fetch(&self, _key: &[u8], _value: &[u8]) -> Result<()> {
         Ok(())
     }
@@ -124,7 +124,7 @@ async fn open_event(transform: &dyn Transform, event: &Event) -> Result<Event> {
     Ok(Event { kind: event.kind.clone(), kv, previous })
 }
 
-/// The same events where no value looks different, as most do: all readers share them then.
+/// Opens events. If no value changes, as usual, it returns the same events, which all readers share.
 async fn open_events(transform: &dyn Transform, events: Arc<[Event]>) -> Result<Arc<[Event]>> {
     let mut opened: Option<Vec<Event>> = None;
     for (at, event) in events.iter().enumerate() {
@@ -139,7 +139,7 @@ async fn open_events(transform: &dyn Transform, events: Arc<[Event]>) -> Result<
     Ok(opened.map_or(events, Into::into))
 }
 
-/// Whether the values are the same bytes in memory: they are not compared.
+/// Whether the values share memory; their bytes are not compared.
 fn is_same(one: &Event, other: &Event) -> bool {
     let previous = match (&one.previous, &other.previous) {
         (Some(one), Some(other)) => one.value.is_shared_with(&other.value),
@@ -148,8 +148,8 @@ fn is_same(one: &Event, other: &Event) -> bool {
     previous && one.kv.value.is_shared_with(&other.kv.value)
 }
 
-/// Passes a watch on. A value that cannot be read ends it: the reader starts again by a range, which
-/// says why.
+/// Forwards a watch. An unreadable value ends it: the reader then starts again with a range, which
+/// returns the error.
 async fn pass(
     transform: Arc<dyn Transform>,
     mut from: mpsc::Receiver<WatchItem>,
@@ -190,7 +190,9 @@ impl Store for Transformed {
     async fn txn(&self, txn: Txn) -> Result<TxnResponse> {
         let by_value = |c: &Compare| matches!(c, Compare::Every { field: Field::Value(_), .. });
         if txn.compare.iter().any(by_value) {
-            return Err(Error::Unsupported("values look different at rest: they are not compared"));
+            return Err(Error::Unsupported(
+                "values are transformed at rest: they cannot be compared",
+            ));
         }
         let success = self.seal_all(txn.success)?;
         let failure = self.seal_all(txn.failure)?;
@@ -248,7 +250,7 @@ impl Store for Transformed {
         self.inner.status().await
     }
 
-    /// As it is at rest: whoever restores it opens it as this store does.
+    /// With values at rest: the restored store opens them with the same transformation.
     async fn snapshot(&self) -> Result<Snapshot> {
         self.inner.snapshot().await
     }

@@ -1,9 +1,9 @@
-//! A value as it is kept in memory: as it is, or packed (LZ4).
+//! A value in memory: unchanged, or packed (LZ4).
 //!
-//! In: the bytes that somebody put. Out: the same bytes. JSON says the same names again and again:
-//! packed it takes a third, for some 1.5 µs of processor time per KiB, once for each write; to
-//! unpack it takes a fifth of that. Whoever keeps many values keeps these, and unpacks one when it is
-//! looked at; clones share what is kept, so that the store and the caches over it have one copy.
+//! In: the bytes that were put. Out: the same bytes. JSON repeats names: packed, it takes a third, for
+//! some 1.5 µs of processor time per KiB, once per write; unpacking takes a fifth of that. Stores and
+//! caches keep these values, and unpack one when it is used; clones share memory, so that the store and
+//! the caches above it have one copy.
 //!
 //! ```text
 //! packed  0            4
@@ -12,8 +12,8 @@
 //!         └────────────┴───────────┘
 //! ```
 //!
-//! Invariant: what is packed was packed here, in this process: it never comes from a disk or a wire,
-//! and neither knows of it.
+//! Invariant: packed bytes were packed in this process: they never come from a disk or the network, and
+//! never go there.
 
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -22,13 +22,13 @@ use std::fmt;
 use bytes::Bytes;
 use lz4_flex::block::{self, CompressTable};
 
-/// Shorter ones are not worth it.
+/// The minimum length for packing.
 const LEAST: usize = 256;
-/// What longer ones are packed with is not kept for the next: that would be more than a few pages.
+/// The buffer for longer values is not kept for reuse, because it would take many pages.
 const USUAL: usize = 32 << 10;
 const LENGTH: usize = size_of::<u32>();
 
-/// Bytes of which there may be many. Compares as the bytes that it stands for.
+/// A value's bytes, for large numbers of values. Compares by the unpacked bytes.
 #[derive(Clone, Default)]
 pub struct Value {
     kept: Bytes,
@@ -36,12 +36,12 @@ pub struct Value {
 }
 
 impl Value {
-    /// What lies in memory somewhere, shared.
+    /// Bytes in their in-memory form, shared.
     pub(crate) fn kept(kept: Bytes, is_packed: bool) -> Self {
         Self { kept, is_packed }
     }
 
-    /// The same value, packed if that saves something.
+    /// The same value, packed if that saves space.
     pub fn packed(self) -> Self {
         if self.is_packed {
             return self;
@@ -57,7 +57,7 @@ impl Value {
         self.is_packed
     }
 
-    /// The value itself: shared where it is kept as it is, unpacked anew where not.
+    /// The unpacked value: shared if it is not packed, else unpacked at each call.
     pub fn bytes(&self) -> Bytes {
         if !self.is_packed {
             return self.kept.clone();
@@ -67,7 +67,7 @@ impl Value {
         out.into()
     }
 
-    /// Appends the value itself.
+    /// Appends the unpacked value.
     pub fn write_to(&self, out: &mut Vec<u8>) {
         if !self.is_packed {
             return out.extend_from_slice(&self.kept);
@@ -79,7 +79,7 @@ impl Value {
         assert_eq!(size, self.len(), "it has the length that it had");
     }
 
-    /// How long the value itself is.
+    /// The length of the unpacked value.
     pub fn len(&self) -> usize {
         plain_len(&self.kept, self.is_packed)
     }
@@ -88,20 +88,20 @@ impl Value {
         self.len() == 0
     }
 
-    /// What it takes in memory.
+    /// Its size in memory.
     pub fn size(&self) -> usize {
         self.kept.len()
     }
 
-    /// How the value begins, as far as it can be told without unpacking it: a block begins with a
-    /// byte whose upper half counts what stands behind it as it is, 15 for "and more than that".
+    /// The beginning of the value, as far as it is visible without unpacking: a block starts with a byte
+    /// whose upper half counts the literal bytes that follow; 15 means "and more".
     pub fn head(&self) -> &[u8] {
         if !self.is_packed {
             return &self.kept;
         }
         let block = &self.kept[LENGTH..];
         match block.first().map_or(0, |token| usize::from(token >> 4)) {
-            // One byte at least says how many more.
+            // At least one byte with the additional count follows.
             15 => {
                 let (mut at, mut count) = (1, 15);
                 while let Some(more) = block.get(at) {
@@ -124,12 +124,12 @@ impl Value {
         self.bytes().starts_with(head)
     }
 
-    /// Whether both are one piece of memory: nothing is compared.
+    /// Whether both share memory; no bytes are compared.
     pub fn is_shared_with(&self, other: &Self) -> bool {
         self.kept.as_ptr() == other.kept.as_ptr() && self.kept.len() == other.kept.len()
     }
 
-    /// What is kept, and whether it is packed.
+    /// The bytes in their in-memory form, and whether they are packed.
     pub(crate) fn parts(&self) -> (&[u8], bool) {
         (&self.kept, self.is_packed)
     }
@@ -139,8 +139,8 @@ impl Value {
     }
 }
 
-/// Gives the value to `take` as it is to be kept, and whether that is packed: not where it is short,
-/// or does not get shorter by an eighth.
+/// Calls `take` with the value in its in-memory form, and whether that is packed: it is not if the value is
+/// short, or would shrink by less than an eighth.
 pub(crate) fn keep<R>(value: &[u8], take: impl FnOnce(&[u8], bool) -> R) -> R {
     thread_local! {
         static USED: RefCell<Packer> = RefCell::default();
@@ -152,8 +152,8 @@ pub(crate) fn keep<R>(value: &[u8], take: impl FnOnce(&[u8], bool) -> R) -> R {
     }
 }
 
-/// What packing needs besides the value. A thread has one: to make it anew for each value would cost
-/// as much as a short one's packing.
+/// Reusable memory for packing, one per thread: allocating it for each value would cost as much as
+/// packing a short one.
 #[derive(Default)]
 struct Packer {
     table: CompressTable,
@@ -176,7 +176,7 @@ impl Packer {
     }
 }
 
-/// How long the value is that is kept so.
+/// The unpacked length of a value in in-memory form.
 pub(crate) fn plain_len(kept: &[u8], is_packed: bool) -> usize {
     if !is_packed {
         return kept.len();
@@ -216,7 +216,7 @@ impl fmt::Debug for Value {
 mod tests {
     use super::*;
 
-    /// Text of this length that says the same names again and again.
+    /// Text of this length with many repeated names.
     fn names(length: usize) -> Vec<u8> {
         let line =
             |n: usize| format!(r#"{{"name":"number-{n}","terminationMessagePath":"/dev"}},"#);
@@ -245,18 +245,18 @@ mod tests {
     }
 
     #[test]
-    fn a_value_is_what_was_put() {
+    fn a_value_keeps_its_bytes() {
         for length in [0, 1, 255, 256, 4096, 65_534, 65_535, 65_536, 1_000_000] {
             check(&names(length), length >= LEAST);
             check(&noise(length), false);
             check(&vec![b'x'; length], length >= LEAST);
         }
-        // Noise in front of what can be packed.
+        // Noise before compressible data.
         check(&[noise(700), names(3000)].concat(), true);
     }
 
     #[test]
-    fn how_a_value_begins_is_told() {
+    fn the_beginning_of_a_value_is_visible() {
         let check = |plain: Vec<u8>| {
             let value = Value::from(plain.clone()).packed();
             for length in [0, 1, 8, 15, 16, 270, 271, 300, plain.len()] {
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_equal_as_their_bytes_are() {
+    fn values_compare_by_their_bytes() {
         let all = [names(0), names(300), names(3000), noise(300), vec![b'x'; 300]];
         for one in &all {
             for other in &all {

@@ -53,8 +53,7 @@ impl ControlPlane {
 
     /// A client with the administrator's certificate.
     pub fn client(&self) -> Result<ApiClient> {
-        let path = self.directory.path().join("data/kubeconfig");
-        ApiClient::from_kubeconfig(&fs::read_to_string(path)?)
+        ApiClient::from_kubeconfig(&fs::read_to_string(self.kubeconfig())?)
     }
 
     /// `None` while it runs.
@@ -77,22 +76,37 @@ impl ControlPlane {
 
     /// Seconds of CPU that it has used.
     pub fn cpu(&self) -> Result<f64> {
-        let text = fs::read_to_string(format!("/proc/{}/stat", self.process.id()))?;
-        // The second field is a name in parentheses, which may contain any character.
-        let rest = text.rsplit(')').next().unwrap_or_default();
-        let ticks = |index| -> Option<f64> { rest.split_whitespace().nth(index)?.parse().ok() };
-        let (user, system) = (ticks(11).context("utime")?, ticks(12).context("stime")?);
-        Ok((user + system) / TICKS)
+        cpu_of(self.process.id())
     }
 
     /// Bytes of anonymous memory, without file mappings.
     pub fn memory(&self) -> Result<u64> {
-        let text = fs::read_to_string(format!("/proc/{}/status", self.process.id()))?;
-        let line =
-            text.lines().find_map(|line| line.strip_prefix("RssAnon:")).context("RssAnon")?;
-        let kib = line.split_whitespace().next().context("a number")?;
-        Ok(kib.parse::<u64>()? << 10)
+        memory_of(self.process.id(), "RssAnon:")
     }
+
+    /// Of the administrator.
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.directory.path().join("data/kubeconfig")
+    }
+}
+
+/// Seconds of CPU that a process has used.
+pub fn cpu_of(process: u32) -> Result<f64> {
+    let text = fs::read_to_string(format!("/proc/{process}/stat"))?;
+    // The second field is a name in parentheses, which may hold anything.
+    let rest = text.rsplit(')').next().unwrap_or_default();
+    let ticks = |index| -> Option<f64> { rest.split_whitespace().nth(index)?.parse().ok() };
+    let (user, system) = (ticks(11).context("utime")?, ticks(12).context("stime")?);
+    Ok((user + system) / TICKS)
+}
+
+/// Bytes of a process' memory, by a line of its status.
+pub fn memory_of(process: u32, line: &str) -> Result<u64> {
+    let text = fs::read_to_string(format!("/proc/{process}/status"))?;
+    let rest =
+        text.lines().find_map(|text| text.strip_prefix(line)).with_context(|| line.to_owned())?;
+    let kib = rest.split_whitespace().next().context("a number")?;
+    Ok(kib.parse::<u64>()? << 10)
 }
 
 impl Drop for ControlPlane {

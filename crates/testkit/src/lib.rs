@@ -22,6 +22,7 @@ pub mod modules;
 pub mod nodes;
 pub mod places;
 pub mod registry;
+pub mod simulator;
 pub mod suite;
 pub mod switch;
 pub mod throughput;

@@ -5,20 +5,22 @@
 //! (runs a program on a new host with an address on a switch), `cluster BINARY PROGRAM [ARGS…]` (runs a
 //! program on the first node of a cluster of two, with KUBECONFIG), `fuzz BINARY SECONDS [SEED]` (sends a
 //! control plane valid and invalid requests), `throughput BINARY [--small] [PART…]` (loads a control plane
-//! and prints figures), or `measure BINARY [RUNS] [--starts-only]`. Out: paths of archives, the program's
-//! output, findings, or markdown.
+//! and prints figures), `fleet BINARY [--no-churn] [NODES…]` (the same with simulated nodes), or
+//! `measure BINARY [RUNS] [--starts-only]`. Out: paths of archives, the program's output, findings, or
+//! markdown.
 
 use std::path::Path;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use decapod_testkit::host::Host;
 use decapod_testkit::switch::Switch;
+use decapod_testkit::throughput::hollow::{self, Depth, Plan};
 use decapod_testkit::throughput::{self, Scale};
 use decapod_testkit::{fuzz, images, measure, nodes, suite};
 
 const USAGE: &str = "usage: decapod-testkit images | suite PROGRAMS MODULE NODES BINARY PROGRAM [ARGS…] \
      | host PROGRAM [ARGS…] | cluster BINARY PROGRAM [ARGS…] | fuzz BINARY SECONDS [SEED] \
-     | throughput BINARY [--small] [requests|lists|watches|memory|nodes…] | measure BINARY [RUNS] [--starts-only]";
+     | fleet BINARY [--no-churn] [--pods-per-node N] [NODES…] | throughput BINARY [--small] [requests|lists|watches|memory|nodes…] | measure BINARY [RUNS] [--starts-only]";
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -50,6 +52,10 @@ fn main() -> Result<()> {
             print!("{}", throughput::report(&std::path::absolute(binary)?, scale, &parts)?);
             Ok(())
         }
+        ["fleet", binary, rest @ ..] => {
+            print!("{}", hollow::report(&std::path::absolute(binary)?, &plans(rest)?)?);
+            Ok(())
+        }
         ["measure", binary, rest @ ..] => {
             let idle = !rest.contains(&"--starts-only");
             let runs = rest.iter().find(|word| !word.starts_with("--")).copied().unwrap_or("5");
@@ -58,6 +64,26 @@ fn main() -> Result<()> {
         }
         _ => anyhow::bail!(USAGE),
     }
+}
+
+/// The sizes that are named, or those of docs/performance.md.
+fn plans(words: &[&str]) -> Result<Vec<Plan>> {
+    let mut words = words.iter();
+    let (mut sizes, mut depth, mut pods_per_node) = (Vec::new(), Depth::Churn, 5_usize);
+    while let Some(word) = words.next() {
+        match *word {
+            "--no-churn" => depth = Depth::Calm,
+            "--pods-per-node" => {
+                pods_per_node = words.next().context("--pods-per-node needs a number")?.parse()?;
+            }
+            number => sizes.push(number.parse().with_context(|| format!("no size: {number}"))?),
+        }
+    }
+    if sizes.is_empty() {
+        sizes = vec![100, 1000, 5000];
+    }
+    ensure!(!sizes.contains(&0) && pods_per_node > 0, "there must be nodes and pods");
+    Ok(sizes.into_iter().map(|nodes| Plan { nodes, pods: nodes * pods_per_node, depth }).collect())
 }
 
 fn run_on_host(program: &str, arguments: &[&str]) -> Result<()> {

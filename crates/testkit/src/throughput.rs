@@ -8,6 +8,7 @@
 //! falsify the next one's.
 
 mod fleet;
+pub mod hollow;
 pub mod nodes;
 
 use std::fmt::Write as _;

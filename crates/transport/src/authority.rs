@@ -1,19 +1,19 @@
-//! What clients of a Unix socket call it, made into what an HTTP/2 server takes.
+//! Replaces the authority that clients of a Unix socket send by one that the HTTP/2 server accepts.
 //!
-//! gRPC's clients for Go, C and Java name the socket's path as the `:authority` (`%2Frun%2Fx.sock`,
-//! `/run/x.sock`) when they bring a dialer of their own, as device plugins do. That is none by the RFC,
-//! and the HTTP/2 server ends such a stream with PROTOCOL_ERROR before anybody sees it.
+//! gRPC's clients for Go, C and Java send the socket's path as the `:authority` (`%2Frun%2Fx.sock`,
+//! `/run/x.sock`) when they use their own dialer, as device plugins do. That is invalid by the RFC.
+//! The HTTP/2 server would end such a stream with PROTOCOL_ERROR before the service sees it.
 //!
 //! ```text
 //! bytes ─► preface? ─► frames ─► HEADERS: literals of :authority get the value "u" ─► the server
-//!             │                  │       but for plain ones that are authorities
-//!             └ no: HTTP/1, as it is   └ others, and what cannot be read: as they are
+//!             │                  │       except plain ones that are valid
+//!             └ no: HTTP/1, unchanged  └ others, and unreadable frames: unchanged
 //! ```
 //!
-//! In: a connection. Out: the same, for the server to read.
-//! Invariants: a literal stays one of its sort, and its value gets no longer: the server's table of
-//! headers has what the client's has, in the same order, so that later references mean the same.
-//! Header blocks of several frames (from 16 KiB on) are not looked into.
+//! In: a connection. Out: the same bytes with other authorities, for the server to read.
+//! Invariants: a literal keeps its kind, and its value gets no longer. So the server's header table
+//! has the client's entries in the same order, and later references stay valid. Header blocks of
+//! several frames (from 16 KiB on) are not changed.
 
 use std::io;
 use std::ops::Range;
@@ -30,28 +30,28 @@ const HEADERS: u8 = 1;
 const END_HEADERS: u8 = 0x4;
 const PADDED: u8 = 0x8;
 const PRIORITY: u8 = 0x20;
-/// The largest frame that a client may send unasked.
+/// The largest frame that a client may send without a setting.
 const LARGEST: usize = 1 << 14;
 /// The index of `:authority` in the static table of HPACK.
 const AUTHORITY: usize = 1;
-/// One byte as a string of HPACK: no authority is shorter.
+/// A one-byte HPACK string: no authority is shorter.
 const VALUE: [u8; 2] = [1, b'u'];
 
 enum State {
     Preface,
-    /// At the head of a frame.
+    /// At the start of a frame.
     Frame,
-    /// So many bytes of a frame are handed on.
+    /// This many bytes of a frame are passed on.
     Pass(usize),
-    /// It is not HTTP/2.
+    /// The connection is not HTTP/2.
     Other,
 }
 
-/// A connection whose first half is read by way of this.
+/// A connection whose incoming bytes are rewritten.
 pub struct Renamed<S> {
     io: S,
     state: State,
-    /// Not looked at yet.
+    /// Bytes that are not examined yet.
     raw: BytesMut,
     ready: BytesMut,
 }
@@ -61,7 +61,7 @@ impl<S> Renamed<S> {
         Self { io, state: State::Preface, raw: BytesMut::new(), ready: BytesMut::new() }
     }
 
-    /// Makes ready as much as can be.
+    /// Moves as many bytes as possible to `ready`.
     fn digest(&mut self) {
         loop {
             let Self { state, raw, ready, .. } = self;
@@ -110,7 +110,7 @@ impl<S> Renamed<S> {
     }
 }
 
-/// A whole HEADERS frame with another authority; `None` for one that cannot be read.
+/// A whole HEADERS frame with another authority; `None` for an unreadable one.
 fn renamed(frame: &[u8]) -> Option<Vec<u8>> {
     let (head, payload) = frame.split_at(HEAD);
     let is = |flag: u8| head[4] & flag != 0;
@@ -129,7 +129,7 @@ fn renamed_block(block: &[u8]) -> Option<Vec<u8>> {
     while at < block.len() {
         let start = at;
         let bits = match block[at] {
-            // In a table, or the size of one: nothing follows.
+            // An indexed header or a table size: no string follows.
             0x80.. => {
                 integer(block, &mut at, 7)?;
                 None
@@ -160,13 +160,14 @@ fn renamed_block(block: &[u8]) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// Would the server take this authority? Of coded ones nobody knows without decoding them.
+/// Whether the server would accept this authority. Huffman-coded ones count as invalid, because
+/// they are not decoded here.
 fn is_valid(first: u8, text: &[u8]) -> bool {
     const CODED: u8 = 0x80;
     first & CODED == 0 && http::uri::Authority::try_from(text).is_ok()
 }
 
-/// HPACK's integers: in the low bits of the first byte, or in those that follow.
+/// An HPACK integer: in the low bits of the first byte, or in the following bytes.
 fn integer(block: &[u8], at: &mut usize, bits: u32) -> Option<usize> {
     let most = (1_usize << bits) - 1;
     let mut value = usize::from(*block.get(*at)?) & most;
@@ -185,7 +186,7 @@ fn integer(block: &[u8], at: &mut usize, bits: u32) -> Option<usize> {
     None
 }
 
-/// Where a string's bytes are, however they are coded.
+/// The range of a string's bytes, in any coding.
 fn string(block: &[u8], at: &mut usize) -> Option<Range<usize>> {
     let length = integer(block, at, 7)?;
     let start = *at;
@@ -206,7 +207,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Renamed<S> {
             let is_end = read.filled().is_empty();
             self.raw.extend_from_slice(read.filled());
             if is_end {
-                // What is cut off is the server's to see.
+                // The server will report the truncated input.
                 self.ready = self.raw.split();
                 break;
             }
@@ -265,14 +266,14 @@ mod tests {
         let check = |block: &[u8], expected: Option<&[u8]>| {
             assert_eq!(renamed_block(block).as_deref(), expected, "{block:x?}");
         };
-        // By the static table's name, kept or not, plain or coded; by a name in full.
+        // The name from the static table, indexed or not, plain or coded; or the name in full.
         check(b"\x83\x41\x06/a/b.s\x86", Some(b"\x83\x41\x01u\x86"));
         check(b"\x01\x82\xff\xff", Some(b"\x01\x01u"));
         check(b"\x40\x0a:authority\x02/b", Some(b"\x40\x0a:authority\x01u"));
         check(b"\x41\x06%2Fa.s", Some(b"\x41\x01u"));
-        // What a server takes stays.
+        // Valid authorities stay.
         check(b"\x41\x09localhost\x86", Some(b"\x41\x09localhost\x86"));
-        // Nothing else, and no empty one.
+        // Other headers stay, and so does an empty authority.
         check(b"\x41\x00\x3f\x10\x44\x02/a", Some(b"\x41\x00\x3f\x10\x44\x02/a"));
         check(b"\x40\x01x\x02ab\xff\x00", Some(b"\x40\x01x\x02ab\xff\x00"));
         let long = [b"\x41\x7f\x80\x01".as_slice(), &[b'/'; 255], b"\x83"].concat();
@@ -283,7 +284,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn frames_pass_however_they_are_cut() {
+    async fn frames_pass_in_chunks_of_any_size() {
         let settings = frame(4, 0, &[]);
         let data = frame(0, 1, b"\x41\x02ab");
         let cut = frame(HEADERS, 0, b"\x41\x02ab");

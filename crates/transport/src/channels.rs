@@ -8,16 +8,16 @@
 //! 2 stderr   server → client   bytes (never with a terminal)
 //! 3 error    server → client   one Status, JSON: how the command ended
 //! 4 resize   client → server   {"Width":80,"Height":24}
-//! 255 close  client → server   the channel that ended (v5 only: how stdin's end is told)
+//! 255 close  client → server   the channel that ended (v5 only: reports the end of stdin)
 //! ```
 //!
-//! The `base64.` variants put everything into text messages: a digit, then base64.
+//! The `base64.` variants use text messages: a digit, then base64.
 //!
-//! In: an upgraded WebSocket, which streams are wanted. Out: pipes ([`ServerSession`],
-//! [`ClientSession`]) and a future that moves bytes between both; whoever owns the session drives
-//! it. The pipes are the flow control: a reader that stops reading stops the peer.
+//! In: an upgraded WebSocket, and the wanted streams. Out: pipes ([`ServerSession`],
+//! [`ClientSession`]) and a future that moves bytes between both. The session's owner drives it.
+//! The pipes are the flow control: a reader that stops reading stops the peer.
 //!
-//! Invariant: the Status is sent after all output. It ends the session.
+//! Invariant: the Status comes after all output. It ends the session.
 
 use std::io;
 
@@ -32,7 +32,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::ws::{GOODBYE, Message, WebSocket};
 
-/// What a server of exec and attach speaks over WebSocket, for [`crate::ws::accept`].
+/// The subprotocols of an exec or attach server, for [`crate::ws::accept`].
 pub const PROTOCOLS: &[&str] = &[
     "v5.channel.k8s.io",
     "v4.channel.k8s.io",
@@ -42,7 +42,7 @@ pub const PROTOCOLS: &[&str] = &[
     "",
 ];
 
-/// What a client offers, best first.
+/// The subprotocols that a client offers, best first.
 pub const CLIENT_PROTOCOLS: &[&str] = &["v5.channel.k8s.io", "v4.channel.k8s.io"];
 
 const STDIN: u8 = 0;
@@ -52,11 +52,11 @@ const ERROR: u8 = 3;
 const RESIZE: u8 = 4;
 const CLOSE: u8 = 255;
 
-/// Bytes that a pipe holds before its writer waits.
+/// How many bytes a pipe holds before its writer waits.
 pub(crate) const PIPE: usize = 64 << 10;
 const READ: usize = 32 << 10;
 
-/// Which streams a command has (the query parameters `stdin`, `stdout`, `stderr`, `tty`).
+/// The streams of a command (the query parameters `stdin`, `stdout`, `stderr`, `tty`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Streams {
     pub stdin: bool,
@@ -73,30 +73,30 @@ pub struct TerminalSize {
     pub height: u16,
 }
 
-/// The server's side of a command: what the kubelet connects to the container.
+/// The server's side of a command, which the kubelet connects to the container.
 pub struct ServerSession {
     pub stdin: Option<DuplexStream>,
-    /// Drop it when there is no more output: the Status waits for that.
+    /// Drop it at the end of the output: the Status waits for that.
     pub stdout: Option<DuplexStream>,
     pub stderr: Option<DuplexStream>,
-    /// Sizes of the client's terminal, the latest last; ends with the session.
+    /// Sizes of the client's terminal, in order; ends with the session.
     pub resize: Option<mpsc::Receiver<TerminalSize>>,
-    /// The JSON of a `Status` that tells how the command ended.
+    /// The JSON `Status` with the command's result.
     pub status: oneshot::Sender<Vec<u8>>,
 }
 
-/// The client's side of a command: what `kubectl exec` connects to the terminal.
+/// The client's side of a command, which `kubectl exec` connects to the terminal.
 pub struct ClientSession {
-    /// Drop it (or shut it down) to end the command's input (told to the server from v5 on).
+    /// Drop it (or shut it down) to end the command's input (v5 and later tell the server).
     pub stdin: Option<DuplexStream>,
     pub stdout: Option<DuplexStream>,
     pub stderr: Option<DuplexStream>,
     pub resize: Option<mpsc::Sender<TerminalSize>>,
-    /// The JSON of the `Status`; an error if the connection broke before.
+    /// The JSON `Status`; an error if the connection broke before.
     pub status: oneshot::Receiver<Vec<u8>>,
 }
 
-/// The ends of the pipes that the pump holds, the same for every protocol.
+/// The driver's ends of the pipes, the same for every protocol.
 pub(crate) struct ServerPipes {
     pub(crate) stdin: Option<DuplexStream>,
     pub(crate) stdout: Option<DuplexStream>,
@@ -117,7 +117,7 @@ pub(crate) fn server_pipes(streams: Streams) -> (ServerSession, ServerPipes) {
     let (stdin, stdin_pump) = pipe(streams.stdin);
     let (stdout, stdout_pump) = pipe(streams.stdout);
     let (stderr, stderr_pump) = pipe(streams.stderr && !streams.tty);
-    // Only the latest size matters, but a few may queue up.
+    // Only the latest size matters, but a few may be queued.
     let (resize_pump, resize) = mpsc::channel(16);
     let (status, status_pump) = oneshot::channel();
     let resize = streams.tty.then_some(resize);
@@ -132,11 +132,11 @@ pub(crate) fn server_pipes(streams: Streams) -> (ServerSession, ServerPipes) {
     (session, pipes)
 }
 
-/// How a subprotocol writes its messages.
+/// The message format of a subprotocol.
 #[derive(Clone, Copy)]
 pub(crate) struct Format {
     base64: bool,
-    /// Whether the end of a channel can be told.
+    /// Whether the protocol can report the end of a channel.
     has_close: bool,
     /// Before v4 the error channel carries text, not a Status.
     has_status: bool,
@@ -165,7 +165,7 @@ impl Format {
         Message::Binary(bytes.freeze())
     }
 
-    /// Channel and data; `None` for what carries none (pings, empty messages, nonsense).
+    /// Channel and data; `None` for messages without them (pings, empty or invalid messages).
     pub(crate) fn decode(self, message: Message) -> Option<(u8, Bytes)> {
         let bytes = match message {
             Message::Binary(bytes) => bytes,
@@ -192,8 +192,8 @@ fn broken(error: crate::ws::Error) -> io::Error {
     }
 }
 
-/// The server's side over `socket`: the session, and the future that drives it. It ends when the
-/// Status was sent, or when the client is gone (then the pipes break).
+/// The server's side over `socket`: the session, and the future that drives it. It ends after
+/// sending the Status, or when the client is gone (then the pipes break).
 pub fn server<S>(
     socket: WebSocket<S>,
     protocol: &'static str,
@@ -234,8 +234,7 @@ where
         Some(sent) => sent?,
         None => return Ok(()),
     }
-    // Wait for the client's farewell: closing with unread input would reset the connection and
-    // take the Status along.
+    // Waits for the client's Close: closing with unread input would reset the connection and lose the Status.
     let goodbye = async { while let Some(Ok(_)) = source.next().await {} };
     let farewell = async { tokio::join!(sink.send(crate::ws::farewell()), goodbye) };
     let _ = tokio::time::timeout(GOODBYE, farewell).await;
@@ -264,7 +263,7 @@ where
             sink.send(format.encode(channel, &chunk)).await.map_err(broken)?;
         }
     }
-    // A command without a Status (its owner gave up) ends without one.
+    // A command whose owner gave up ends without a Status.
     if let Ok(status) = status.await {
         let text = if format.has_status { status } else { message_of(&status) };
         if format.has_status || !text.is_empty() {
@@ -274,7 +273,7 @@ where
     Ok(())
 }
 
-/// The next chunk of a pipe; at its end `None`, and the pipe is dropped. Pends without a pipe.
+/// The next chunk of a pipe. Returns `None` and drops the pipe at its end. Pends without a pipe.
 pub(crate) async fn read(
     pipe: &mut Option<DuplexStream>,
     buffer: &mut BytesMut,
@@ -311,7 +310,7 @@ struct ServerInput {
 }
 
 impl ServerInput {
-    /// Until the client is gone.
+    /// Runs until the client is gone.
     async fn run<S>(&mut self, source: &mut Source<S>)
     where
         S: AsyncRead + AsyncWrite + Unpin + Send,
@@ -332,13 +331,13 @@ impl ServerInput {
                 if let Some(stdin) = &mut self.stdin
                     && stdin.write_all(&data).await.is_err()
                 {
-                    // The command no longer reads: the rest is dropped, as a closed pipe would.
+                    // The command no longer reads: the rest is dropped, as with a closed pipe.
                     self.stdin = None;
                 }
             }
             RESIZE => {
                 if let (Some(resize), Ok(size)) = (&self.resize, serde_json::from_slice(&data)) {
-                    // A full queue means that nobody looks: sizes are not worth waiting for.
+                    // The queue is full because the reader is slow: this size is dropped.
                     let _ = resize.try_send(size);
                 }
             }
@@ -406,7 +405,7 @@ where
     }
 }
 
-/// Passes output on until the server closes. A Status is kept and told at once.
+/// Passes output on until the server closes. Passes a Status on at once.
 async fn client_input<S>(
     source: &mut Source<S>,
     format: Format,
@@ -429,7 +428,7 @@ where
             STDERR => write(&mut stderr, &data).await,
             ERROR if !data.is_empty() => {
                 if let Some(status) = status.take() {
-                    // An error means that nobody waits for the outcome.
+                    // An error means that the receiver was dropped.
                     let _ = status.send(data.to_vec());
                 }
             }
@@ -453,8 +452,8 @@ mod tests {
 
     const SUCCESS: &[u8] = br#"{"kind":"Status","status":"Success"}"#;
 
-    /// A server that echoes stdin in capitals, says `err` on stderr, and ends with success when
-    /// stdin ends or after `line`.
+    /// A server that echoes stdin in upper case, writes `err` to stderr, and ends with success at
+    /// the end of stdin or after `line`.
     async fn shout(mut session: ServerSession, line: usize) {
         let mut stdin = session.stdin.take().expect("stdin is wanted");
         let mut stdout = session.stdout.take().expect("stdout is wanted");
@@ -538,7 +537,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_spelled_as_upstream() {
+    fn terminal_sizes_have_upstreams_format() {
         let size: TerminalSize =
             serde_json::from_str(r#"{"Width":120,"Height":40}"#).expect("JSON");
         assert_eq!(size, TerminalSize { width: 120, height: 40 });

@@ -1,14 +1,14 @@
-//! The HTTP client: pooled, HTTP/2 where the server speaks it, over TLS, TCP or a Unix socket.
+//! The HTTP client: pooled, HTTP/2 where the server supports it, over TLS, TCP or a Unix socket.
 //!
-//! In: requests of any body type, with a path only (then [`ClientOptions::server`] is put in front)
-//! or with a whole URI. Out: responses as they stream. It is a `tower::Service`, the bottom of a
+//! In: requests of any body type, with a path only (then [`ClientOptions::server`] is prepended) or
+//! with a whole URI. Out: streaming responses. It is a `tower::Service`, the bottom layer of a
 //! `kube::Client`.
 //!
-//! Invariant: after [`HttpClient::replace_tls`] no new request uses a connection that was opened
-//! with the old settings; requests that run finish on theirs.
+//! Invariant: after [`HttpClient::replace_tls`] no new request uses a connection with the old
+//! settings. Running requests finish on theirs.
 //!
-//! Invariant: a client of [`HttpClient::to_global_unicast`] dials the addresses that it has checked,
-//! and shares no connection with one that checks nothing.
+//! Invariant: a client from [`HttpClient::to_global_unicast`] dials only addresses that it has
+//! checked, and shares no connection with an unchecked client.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -37,7 +37,7 @@ use crate::{Body, BoxError};
 mod connector;
 use connector::{Connector, Reach, Target};
 
-/// A refused upgrade explains itself in a Status: anything longer is cut.
+/// The limit on the body of a refused upgrade, usually a Status: the rest is cut off.
 const REFUSAL_BYTES: usize = 1 << 20;
 
 #[derive(Debug, thiserror::Error)]
@@ -61,7 +61,7 @@ pub enum ClientError {
 }
 
 impl ClientError {
-    /// Whether no connection came about: the request was not seen by the server.
+    /// Whether the connection failed: the server has not seen the request.
     pub fn is_connect(&self) -> bool {
         match self {
             Self::Connect { .. } => true,
@@ -85,12 +85,12 @@ fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// Where to, whom to trust, and as whom. The fields of a resolved kubeconfig fit.
+/// The server, the trusted authorities and the credentials. The fields match a resolved kubeconfig.
 #[derive(Clone, Default)]
 pub struct ClientOptions {
-    /// `https://host:port/prefix`, `http://…` or `unix:/path`. Empty: every request brings its own.
+    /// `https://host:port/prefix`, `http://…` or `unix:/path`. Empty: every request has its own URI.
     pub server: String,
-    /// PEM. `None`: the machine's authorities.
+    /// PEM. `None`: the machine's certificate authorities.
     pub ca_pem: Option<String>,
     pub cert_pem: Option<String>,
     pub key_pem: Option<String>,
@@ -100,20 +100,20 @@ pub struct ClientOptions {
     pub server_name: Option<String>,
     pub token: Option<Token>,
     pub user_agent: Option<String>,
-    /// Asked before each request; what it yields wins over the fields above.
+    /// Asked before each request; its credentials override the fields above.
     pub source: Option<Arc<dyn CredentialSource>>,
 }
 
-/// Credentials that somebody must be asked for, as the plugins of kubeconfigs.
+/// Credentials from an external source, like a kubeconfig's plugin.
 #[async_trait::async_trait]
 pub trait CredentialSource: Send + Sync {
     async fn current(&self) -> Result<Shown, BoxError>;
 
-    /// The server did not believe what was shown.
+    /// The server rejected the credentials of this generation.
     async fn refused(&self, generation: u64);
 }
 
-/// What is shown to the server. Without `Debug`: credentials stay out of logs.
+/// The credentials of a request. Without `Debug`, so that they stay out of logs.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Shown {
     /// Grows with every change.
@@ -123,7 +123,7 @@ pub struct Shown {
     pub identity: Option<(String, String)>,
 }
 
-/// Yields the bearer token of the moment, so that rotated tokens are used at once.
+/// Yields the current bearer token, so that a rotated token is used at once.
 #[derive(Clone)]
 pub struct Token(Arc<dyn Fn() -> Option<String> + Send + Sync>);
 
@@ -138,12 +138,12 @@ impl Token {
     }
 }
 
-/// What is put in front of a request's path.
+/// The prefix of a request's path.
 #[derive(Clone)]
 struct Base {
     scheme: Scheme,
     authority: Authority,
-    /// Without the slash at the end.
+    /// Without the trailing slash.
     prefix: String,
 }
 
@@ -164,7 +164,7 @@ impl Pool {
 struct Shared {
     base: Option<Base>,
     target: Target,
-    /// Replaced as a whole when certificates change: the old pool's connections end with it.
+    /// Replaced as a whole when certificates change; the old pool's connections end with it.
     pool: ArcSwap<Pool>,
     token: Option<Token>,
     user_agent: HeaderValue,
@@ -173,9 +173,9 @@ struct Shared {
 
 struct Source {
     credentials: Arc<dyn CredentialSource>,
-    /// For connections with another certificate.
+    /// For connections with another client certificate.
     options: ClientOptions,
-    /// The generation whose certificate the pool has.
+    /// The generation of the pool's certificate.
     applied: AtomicU64,
 }
 
@@ -214,25 +214,25 @@ impl HttpClient {
         Ok(Self { shared: Arc::new(shared), reach: Reach::Anywhere })
     }
 
-    /// The same client, but for users who choose where it connects: a name or an address that leads
-    /// to this machine, to its links or to a group is refused.
+    /// The same client for targets that users choose: it refuses names and addresses that are
+    /// loopback, link-local or multicast.
     pub fn to_global_unicast(&self) -> Self {
         Self { shared: self.shared.clone(), reach: Reach::GlobalUnicast }
     }
 
-    /// Host and port of the server that requests without one go to.
+    /// Host and port of the configured server.
     pub fn authority(&self) -> Option<&str> {
         self.shared.base.as_ref().map(|base| base.authority.as_str())
     }
 
-    /// New authorities or a new certificate (`options.server` and the token are not looked at).
+    /// Sets new authorities or a new certificate (ignores `options.server` and the token).
     pub fn replace_tls(&self, options: &ClientOptions) -> Result<(), ClientError> {
         let pool = Pool::new(tls_of(options)?, &self.shared.target);
         self.shared.pool.store(Arc::new(pool));
         Ok(())
     }
 
-    /// Sends a request; the response's body streams.
+    /// Sends a request; the response's body is streamed.
     pub async fn request<B>(&self, request: Request<B>) -> Result<Response<Incoming>, ClientError>
     where
         B: http_body::Body<Data = Bytes> + Send + 'static,
@@ -262,7 +262,7 @@ impl HttpClient {
         Ok(response)
     }
 
-    /// Puts on the request, or on its connection, what the source of credentials yields.
+    /// Adds the source's credentials to the request or its connection.
     async fn show(&self, request: &mut Request<Body>) -> Result<Option<u64>, ClientError> {
         let Some(source) = &self.shared.source else { return Ok(None) };
         if request.headers().contains_key(header::AUTHORIZATION) {
@@ -282,8 +282,8 @@ impl HttpClient {
         Ok(Some(shown.generation))
     }
 
-    /// Sends a request that asks for another protocol (`Connection: Upgrade` and `Upgrade: …` are
-    /// the caller's) on a connection of its own, always HTTP/1.1.
+    /// Sends an upgrade request (the caller sets `Connection: Upgrade` and `Upgrade: …`) on its own
+    /// connection, always with HTTP/1.1.
     pub async fn upgrade<B>(&self, request: Request<B>) -> Result<Upgrade, ClientError>
     where
         B: http_body::Body<Data = Bytes> + Send + 'static,
@@ -303,7 +303,7 @@ impl HttpClient {
 
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(io)).await?;
-        // The connection is driven here, not in a task: it ends with the upgrade or the body.
+        // Polled here, not in a task: the connection ends with the upgrade or the body.
         let mut connection = std::pin::pin!(connection.with_upgrades().fuse());
         let exchange = async move {
             let mut response = sender.send_request(request).await?;
@@ -319,7 +319,7 @@ impl HttpClient {
         let mut exchange = std::pin::pin!(exchange);
         let outcome = tokio::select! {
             outcome = exchange.as_mut() => outcome?,
-            // The connection ended first: its answer, or its error, is with the exchange.
+            // The connection ended first: the exchange has its answer or its error.
             _ = connection.as_mut() => exchange.await?,
         };
         match outcome {
@@ -334,7 +334,7 @@ impl HttpClient {
         }
     }
 
-    /// The absolute URI, the credentials, the one body type.
+    /// Sets the absolute URI, the credentials and the common body type.
     fn prepare<B>(&self, request: Request<B>) -> Result<Request<Body>, ClientError>
     where
         B: http_body::Body<Data = Bytes> + Send + 'static,
@@ -410,7 +410,7 @@ fn pooled(connector: Connector) -> legacy::Client<Connector, Body> {
         .timer(TokioTimer::new())
         .pool_timer(TokioTimer::new())
         .pool_idle_timeout(Duration::from_secs(80))
-        // A server that vanished without a word is noticed, as Go's client does.
+        // Notices a server that vanished silently, like Go's client.
         .http2_keep_alive_interval(Duration::from_secs(30))
         .http2_keep_alive_timeout(Duration::from_secs(15))
         .http2_initial_stream_window_size(4 << 20)
@@ -420,7 +420,7 @@ fn pooled(connector: Connector) -> legacy::Client<Connector, Body> {
 
 const USER: &str = "user information is not permitted";
 
-/// `user@host`: to the eye the host is what stands in front.
+/// Whether the authority has the form `user@host`: a reader may take the user for the host.
 fn has_user(authority: &Authority) -> bool {
     authority.as_str().contains('@')
 }
@@ -479,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_sent_to_an_address_with_a_user() {
+    fn addresses_with_a_user_are_refused() {
         let options = ClientOptions { insecure: true, ..ClientOptions::default() };
         let client = HttpClient::new(&options).expect("a client");
         for (uri, is_taken) in [
@@ -493,9 +493,9 @@ mod tests {
         }
     }
 
-    /// What is refused is refused before anything is dialled: the listener hears of nobody.
+    /// Refused targets are never dialled: the listener gets no connection.
     #[tokio::test]
-    async fn a_client_of_users_does_not_reach_this_machine() {
+    async fn a_global_unicast_client_does_not_reach_this_machine() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("binds");
         let port = listener.local_addr().expect("an address").port();
         let options = ClientOptions { insecure: true, ..ClientOptions::default() };

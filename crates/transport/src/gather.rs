@@ -1,13 +1,13 @@
-//! What a connection writes while it is polled once, written at once.
+//! Collects the writes of a connection during one poll and sends them together.
 //!
-//! HTTP/2 flushes after each frame: a thousand watchers' events would be as many TLS records and system
-//! calls. Here frames gather, and leave when the connection's task has done all it can.
+//! HTTP/2 flushes after each frame: the events of a thousand watchers would need as many TLS records and
+//! system calls. Here frames are collected, and sent when the connection's task has no more work.
 //!
-//! In: a stream. Out: [`Gathering`], which takes its place, and its [`Outlet`], for whoever drives the
-//! connection: [`Outlet::drive`].
-//! Invariants: nothing stays behind a poll but what the peer does not take, and nothing behind the
-//! connection but what it does not take in [`LINGER`]; at most [`ROOM`] is kept, and
-//! nothing while there is nothing to write. The two halves are of one task, so that the lock is free.
+//! In: a stream. Out: [`Gathering`], which replaces it, and its [`Outlet`], for the task that
+//! drives the connection: [`Outlet::drive`].
+//! Invariants: after a poll, only bytes that the peer does not accept are left. After the connection's end
+//! they are dropped after [`LINGER`]. At most [`ROOM`] bytes are kept, and no memory while there is nothing
+//! to write. Both halves belong to one task, so that the lock is free.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -19,25 +19,25 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::serve::BoxIo;
 
-/// Bytes that may wait. Four of HTTP/2's usual frames, and of TLS's longest records.
+/// The limit on waiting bytes: four usual HTTP/2 frames, or four of TLS's longest records.
 const ROOM: usize = 64 << 10;
-/// How long a peer has to take what was written last.
+/// How long a peer may take to accept the last bytes.
 const LINGER: Duration = Duration::from_secs(5);
-/// Writes of this size are not copied: they are a record of their own anyway.
+/// Writes of this size are not copied: they fill a TLS record by themselves.
 const LARGE: usize = 16 << 10;
 
-/// The side that HTTP writes to.
+/// The half that HTTP writes to.
 pub(crate) struct Gathering(Arc<Mutex<Gathered>>);
 
-/// The side that gives it to the stream.
+/// The half that writes to the stream.
 pub(crate) struct Outlet(Arc<Mutex<Gathered>>);
 
 struct Gathered {
     io: BoxIo,
     waiting: Vec<u8>,
-    /// How much of `waiting` is written.
+    /// How many bytes of `waiting` are written.
     written: usize,
-    /// Something was written since the stream was flushed.
+    /// True if bytes were written since the last flush of the stream.
     is_unflushed: bool,
 }
 
@@ -124,7 +124,7 @@ impl AsyncWrite for Gathering {
         true
     }
 
-    /// [`Outlet::drive`] does so.
+    /// Does nothing: [`Outlet::drive`] flushes.
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }
@@ -137,9 +137,9 @@ impl AsyncWrite for Gathering {
 }
 
 impl Outlet {
-    /// Polls the connection, and writes what came of it when all other tasks that are ready had their turn:
-    /// streams are tasks of their own, each of which wakes this one. Ends with the connection, before what
-    /// it wrote last has left ([`Outlet::finish`]), or with an error of the stream.
+    /// Polls the connection, and writes its output after all other ready tasks had their turn: streams are
+    /// separate tasks, and each of them wakes this one. Ends with an error of the stream, or with the
+    /// connection. In that case its last bytes may be unsent ([`Outlet::finish`]).
     pub(crate) async fn drive<C, E>(&self, mut connection: Pin<&mut C>) -> Result<(), E>
     where
         C: Future<Output = Result<(), E>>,
@@ -163,8 +163,8 @@ impl Outlet {
         .await
     }
 
-    /// Until the peer has what an ended connection wrote last: an answer to a client that has nothing more
-    /// to say, the reason of the end. One that takes nothing, or is gone, is not waited for long.
+    /// Waits until the peer has the last bytes of an ended connection: an answer to a client that sends no
+    /// more, or the reason of the end. A peer that accepts nothing, or is gone, gets at most [`LINGER`].
     pub(crate) async fn finish(&self) {
         let rest = std::future::poll_fn(|context| locked(&self.0).poll_drain(context));
         let _ = tokio::time::timeout(LINGER, rest).await;
@@ -177,7 +177,7 @@ mod tests {
 
     use super::*;
 
-    /// Notes the size of each write and passes it on.
+    /// Records the size of each write and passes it on.
     struct Counted {
         io: tokio::io::DuplexStream,
         writes: Arc<Mutex<Vec<usize>>>,
@@ -216,8 +216,8 @@ mod tests {
         }
     }
 
-    /// Frames of these sizes, each flushed, then the end: how they were written to a peer that takes
-    /// `room` bytes at a time, and that all arrived in order.
+    /// Writes frames of these sizes, flushing each, then ends. Checks the sizes of the writes to a
+    /// peer that accepts `room` bytes at a time, and that all bytes arrive in order.
     async fn check(frames: &[usize], room: usize, expected: Option<&[usize]>) {
         let (near, mut far) = tokio::io::duplex(room);
         let writes = Arc::new(Mutex::new(vec![]));
@@ -232,7 +232,7 @@ mod tests {
                 gathering.flush().await?;
                 rest = tail;
             }
-            // The task waits for something else meanwhile.
+            // Meanwhile the task waits for something else.
             tokio::task::yield_now().await;
             gathering.shutdown().await
         };
@@ -254,12 +254,12 @@ mod tests {
         check(&[9, 700, 9, 700, 9, 700], 1 << 20, Some(&[2127])).await;
         check(&[100, LARGE, 100], 1 << 20, Some(&[100, LARGE, 100])).await;
         check(&[10_000; 8], 1 << 20, Some(&[60_000, 20_000])).await;
-        // A peer that takes little at a time.
+        // A peer that accepts little at a time.
         check(&[10_000; 30], 1000, None).await;
         check(&[9, LARGE + 9, 9, ROOM * 3, 9], 777, None).await;
     }
 
-    /// A connection that ends at once behind what it wrote, as one does whose client has closed its half.
+    /// A connection that ends right after its writes, like one whose client has closed its half.
     async fn ends_at_once(taken: bool) -> (usize, Duration) {
         const SENT: usize = 3 * LARGE;
         let (near, mut far) = tokio::io::duplex(1000);
@@ -290,13 +290,13 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_was_written_last_arrives_unless_the_peer_takes_nothing() {
+    async fn last_bytes_arrive_unless_the_peer_accepts_nothing() {
         assert_eq!(ends_at_once(true).await, (0, Duration::ZERO));
         assert_eq!(ends_at_once(false).await.1, LINGER);
     }
 
     #[tokio::test]
-    async fn a_stream_that_is_gone_ends_the_connection() {
+    async fn a_broken_stream_ends_the_connection() {
         let (near, far) = tokio::io::duplex(100);
         let (mut gathering, outlet) = gather(Box::new(near));
         drop(far);

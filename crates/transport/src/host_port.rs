@@ -1,10 +1,10 @@
-//! Where a connection goes, in parts that were checked.
+//! The target of a connection, in validated parts.
 //!
-//! In: hosts and ports out of API objects, which users and nodes write. Out: URIs, and whether an
+//! In: hosts and ports from API objects, which users and nodes write. Out: URIs, and whether an
 //! address may be dialled for a user.
 //!
-//! Invariant: no URI is made by pasting such a text. A host or a port with `@`, `/`, `?` or `:` in it
-//! would be read as another host.
+//! Invariant: no URI is built by concatenating such a text. A host or a port that contains `@`,
+//! `/`, `?` or `:` could lead to another host.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -23,7 +23,7 @@ pub enum Host {
 }
 
 impl Host {
-    /// `None`: the text is neither an address nor a name.
+    /// `None`: the text is neither an address nor a valid name.
     pub fn parse(text: &str) -> Option<Self> {
         if let Ok(address) = text.parse() {
             return Some(Self::Address(address));
@@ -37,7 +37,7 @@ impl Host {
     }
 }
 
-/// Some resolvers read `127.1`, `2130706433` and `0x7f000001` as addresses.
+/// Whether a resolver may read the name as an address: `127.1`, `2130706433`, `0x7f000001`.
 fn ends_in_number(name: &str) -> bool {
     let last = name.rsplit('.').next().unwrap_or_default();
     let hex = last.strip_prefix("0x").or_else(|| last.strip_prefix("0X"));
@@ -53,7 +53,7 @@ pub struct HostPort {
 }
 
 impl HostPort {
-    /// `None`: one of the two is not what it should be.
+    /// `None`: host or port is invalid.
     pub fn new(host: &str, port: impl TryInto<u16>) -> Option<Self> {
         let port = port.try_into().ok().filter(|port| *port > 0)?;
         Some(Self { host: Host::parse(host)?, port })
@@ -77,7 +77,7 @@ impl HostPort {
         Self { port, ..self }
     }
 
-    /// The URI of a path (with a slash in front) and a query there.
+    /// The URI of a path (with a leading slash) and a query on this host.
     pub fn uri(&self, scheme: Scheme, path_and_query: &str) -> Result<Uri, http::Error> {
         let authority = Authority::try_from(self.to_string())?;
         let uri = Uri::builder().scheme(scheme).authority(authority);
@@ -91,7 +91,7 @@ impl From<SocketAddr> for HostPort {
     }
 }
 
-/// As Go joins them.
+/// The format of Go's `net.JoinHostPort`.
 impl fmt::Display for HostPort {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { host, port } = self;
@@ -103,8 +103,8 @@ impl fmt::Display for HostPort {
     }
 }
 
-/// Whether an address is one that packets to one other machine go to: not this machine, not its
-/// neighbours by link, not a group. An IPv4 address in an IPv6 one is judged as what it is.
+/// Whether packets to this address go to one other machine: it is not loopback, link-local or
+/// multicast. An IPv4-mapped IPv6 address counts as its IPv4 address.
 /// Upstream: `net.IP.IsGlobalUnicast`.
 pub fn is_global_unicast(ip: IpAddr) -> bool {
     let ip = ip.to_canonical();
@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hosts_and_ports_are_parsed_and_not_pasted() {
+    fn invalid_hosts_and_ports_are_refused() {
         let check = |host: &str, port: i64, expected: Option<&str>| {
             let got = HostPort::new(host, port).map(|place| place.to_string());
             assert_eq!(got.as_deref(), expected, "{host:?} {port}");
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn uris_lead_where_they_say() {
+    fn uris_keep_their_host() {
         let check = |path: &str, expected: Option<&str>| {
             let place = HostPort::new("fd00::1", 443_i32).expect("a place");
             let uri = place.uri(Scheme::HTTPS, path);
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_of_this_machine_and_its_links_are_told_apart() {
+    fn global_unicast_excludes_loopback_and_link_local() {
         for (ip, expected) in [
             ("10.42.0.3", true),
             ("8.8.8.8", true),

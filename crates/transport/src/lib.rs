@@ -1,19 +1,20 @@
-//! HTTP over TLS, both ends, and the streams that Kubernetes tunnels through it.
+//! HTTP over TLS, client and server, and the streams that Kubernetes tunnels through it.
 //!
-//! In: listeners, services, PEM texts. Out: requests with a [`ConnectionInfo`] extension, responses,
-//! and upgraded byte streams with WebSocket or SPDY on them. Knows no API object (but the one
-//! `Status` that ends an exec, which it passes on as bytes) and no other crate of ours than `base`.
+//! In: listeners, services, PEM texts. Out: requests with a [`ConnectionInfo`] extension, responses, and
+//! upgraded byte streams with WebSocket or SPDY on them. It knows no API object (except the `Status` that
+//! ends an exec, which it passes on as bytes), and uses only the workspace's `base`.
 //!
-//! Invariants: no task outlives the call that owns it ([`serve()`] drains or aborts its connections;
-//! upgrades and sessions are driven by futures the caller owns); every queue, header and handshake
-//! has a limit; no request goes to an address with user information; TLS settings are read anew for each connection, so certificates rotate without a
-//! restart.
+//! Invariants: no task outlives the call that owns it ([`serve()`] drains or aborts its
+//! connections; the caller's futures drive upgrades and sessions). Every queue, header and
+//! handshake has a limit. No request goes to an address with user information. TLS settings are
+//! read for each new connection, so certificates rotate without a restart.
 
 mod authority;
 pub mod channels;
 mod client;
 mod gather;
 mod host_port;
+pub mod local;
 pub mod remote;
 mod serve;
 pub mod spdy;
@@ -37,7 +38,7 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// A body of any origin.
 pub type Body = http_body_util::combinators::UnsyncBoxBody<Bytes, BoxError>;
 
-/// A body that is complete.
+/// A complete body.
 pub fn full(bytes: impl Into<Bytes>) -> Body {
     http_body_util::Full::new(bytes.into()).map_err(|never| match never {}).boxed_unsync()
 }

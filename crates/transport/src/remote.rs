@@ -1,12 +1,12 @@
-//! exec, attach and port-forward as a server sees them, whatever the client speaks: WebSocket
-//! channels, SPDY, or SPDY in a WebSocket.
+//! The server side of exec, attach and port-forward for every client protocol: WebSocket channels,
+//! SPDY, or SPDY in a WebSocket.
 //!
 //! ```text
 //! request ─► accept_command ─► 101 response + Accepted ─► command(io, streams) ─► ServerSession + future
 //! request ─► accept_forward ─► 101 response + Accepted ─► forwards(io, ports)  ─► Forwards + future
 //! ```
 //!
-//! The futures drive the connection; the caller runs them beside its own work in a task it owns.
+//! The futures drive the connection. The caller runs them beside its own work in its own task.
 
 use std::collections::HashMap;
 use std::io;
@@ -25,25 +25,25 @@ use crate::ws::{self, HandshakeError, Message, Tunnel};
 
 /// Upstream: how long a client has to open its streams.
 const STREAM_CREATION: Duration = Duration::from_secs(30);
-/// Pairs of port-forward streams of which one has come.
+/// The limit on port-forward requests with only one of their two streams open.
 const HALF_OPEN: usize = 256;
 
 const SPDY_COMMAND: &[&str] =
     &["v4.channel.k8s.io", "v3.channel.k8s.io", "v2.channel.k8s.io", "channel.k8s.io"];
 const SPDY_FORWARD: &[&str] = &["portforward.k8s.io"];
 const TUNNEL_FORWARD: &str = "SPDY/3.1+portforward.k8s.io";
-/// No subprotocol at all means binary channels, too.
+/// A missing subprotocol also means binary channels.
 const WEBSOCKET_FORWARD: &[&str] =
     &[TUNNEL_FORWARD, "v4.channel.k8s.io", "v4.base64.channel.k8s.io", ""];
 
-/// What was agreed on.
+/// The negotiated protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accepted {
     WebSocket(&'static str),
     Spdy(&'static str),
 }
 
-/// Answers the handshake of exec or attach. `None`: the response is all there is (a refusal).
+/// Answers the handshake of exec or attach. `None`: the response is a refusal.
 pub fn accept_command(
     headers: &HeaderMap,
 ) -> Result<(Response<()>, Option<Accepted>), HandshakeError> {
@@ -73,8 +73,8 @@ fn accept(
     Ok((response, protocol.map(Accepted::Spdy)))
 }
 
-/// The server's side of a command. `io` is [`crate::server_io`]'s future, which resolves once the
-/// 101 response is out.
+/// The server's side of a command. `io` is the future of [`crate::server_io`], which resolves after
+/// the 101 response.
 pub fn command(
     accepted: Accepted,
     io: impl Future<Output = hyper::Result<UpgradedIo>> + Send,
@@ -114,7 +114,7 @@ async fn spdy_command(
     streams: Streams,
     pipes: ServerPipes,
 ) -> Result<(), spdy::Error> {
-    // Terminal sizes came with v3.
+    // Protocol versions before v3 have no terminal sizes.
     let has_resize = streams.tty && ["v4.channel.k8s.io", "v3.channel.k8s.io"].contains(&protocol);
     let outputs = usize::from(streams.stdout) + usize::from(streams.stderr && !streams.tty);
     let count = 1 + usize::from(streams.stdin) + outputs + usize::from(has_resize);
@@ -137,7 +137,7 @@ async fn spdy_command(
         tokio::join!(copy_out(stdout, out), copy_out(stderr, err));
         status.await
     };
-    // A client that is gone shows as the end of the session.
+    // The session ends when the client is gone.
     let gone = async { while session.accept().await.is_some() {} };
     let status = tokio::select! {
         status = output => status,
@@ -157,20 +157,20 @@ async fn spdy_command(
 
 async fn copy_in(stream: Option<Stream>, pipe: Option<DuplexStream>) {
     let (Some(stream), Some(mut pipe)) = (stream, pipe) else { return };
-    // The writing half stays until the end: its going would end the stream for the client.
+    // The writing half stays open: dropping it would end the stream for the client.
     let (mut reader, _writer) = stream.into_inner();
-    // Either end may go first; both are the end of input.
+    // An error on either end counts as the end of input.
     let _ = tokio::io::copy(&mut reader, &mut pipe).await;
 }
 
 async fn copy_out(pipe: Option<DuplexStream>, stream: Option<Stream>) {
     let (Some(mut pipe), Some(stream)) = (pipe, stream) else { return };
     let (_reader, mut writer) = stream.into_inner();
-    // Either end may go first; both are the end of output.
+    // An error on either end counts as the end of output.
     let _ = tokio::io::copy(&mut pipe, &mut writer).await;
 }
 
-/// JSON objects one after the other, each a terminal size.
+/// Reads a sequence of JSON objects, each a terminal size.
 async fn read_sizes(stream: Option<Stream>, sizes: Option<mpsc::Sender<TerminalSize>>) {
     let (Some(stream), Some(sizes)) = (stream, sizes) else { return };
     let (mut reader, _writer) = stream.into_inner();
@@ -179,27 +179,27 @@ async fn read_sizes(stream: Option<Stream>, sizes: Option<mpsc::Sender<TerminalS
         while let Some(end) = buffer.iter().position(|byte| *byte == b'}') {
             let object = buffer.split_to(end + 1);
             if let Ok(size) = serde_json::from_slice(&object) {
-                // A full queue means that nobody looks: sizes are not worth waiting for.
+                // The queue is full because the reader is slow: this size is dropped.
                 let _ = sizes.try_send(size);
             }
         }
     }
 }
 
-/// One connection that the client wants forwarded to a port of the pod.
+/// One connection that the client forwards to a port of the pod.
 pub struct Forward {
     pub port: u16,
     /// Drop it, or shut it down, when the pod's side has ended.
     pub data: Stream,
-    /// For a text that tells why the port cannot be reached; drop it to say that all is well.
+    /// Write the reason here if the port is unreachable; dropping it reports success.
     pub error: DuplexStream,
 }
 
-/// The connections, as they come; ends with the client.
+/// The forwarded connections in order; ends with the client.
 pub type Forwards = mpsc::Receiver<Forward>;
 
-/// The server's side of a port-forward. `ports` are the query's (only old WebSocket clients name
-/// them there, one connection each).
+/// The server's side of a port-forward. `ports` come from the query; only old WebSocket clients
+/// name them there, one connection for each.
 pub fn forwards(
     accepted: Accepted,
     io: impl Future<Output = hyper::Result<UpgradedIo>> + Send,
@@ -229,7 +229,7 @@ pub fn forwards(
     (forwards, pump)
 }
 
-/// Puts data and error streams of one request together.
+/// Matches the data and error streams of one request.
 async fn pair(mut session: spdy::Session, forwards: mpsc::Sender<Forward>) {
     let mut waiting: HashMap<String, (bool, Stream)> = HashMap::new();
     while let Some(Incoming { headers, stream }) = session.accept().await {
@@ -241,7 +241,7 @@ async fn pair(mut session: spdy::Session, forwards: mpsc::Sender<Forward>) {
             _ => continue,
         };
         let Some(port) = text("port").parse().ok().filter(|port| *port > 0) else { continue };
-        // Very old clients name no request; they use one pair at a time.
+        // Very old clients send no request id; they use one pair at a time.
         let request = text("requestID").to_owned();
         let (data, error) = match waiting.remove(&request) {
             Some((had_data, first)) if had_data != is_data => {
@@ -264,8 +264,8 @@ async fn pair(mut session: spdy::Session, forwards: mpsc::Sender<Forward>) {
     }
 }
 
-/// The old way: for port number `i` of the query, channel `2i` is its data and `2i + 1` its error
-/// text; the server begins each with the port, two bytes, little-endian.
+/// The old protocol: for port number `i` of the query, channel `2i` carries data and `2i + 1` the
+/// error text. The server starts each channel with the port, two bytes, little-endian.
 async fn websocket_forwards(
     socket: ws::WebSocket,
     format: channels::Format,
@@ -303,7 +303,7 @@ async fn websocket_forwards(
             let Some((channel, data)) = format.decode(message) else { continue };
             let input = inputs.get_mut(usize::from(channel / 2)).filter(|_| channel % 2 == 0);
             if let Some(input) = input {
-                // A pod that no longer reads drops the rest, as a closed connection would.
+                // A pod that no longer reads loses the rest, as with a closed connection.
                 let _ = input.write_all(&data).await;
             }
         }
@@ -318,16 +318,16 @@ async fn websocket_forwards(
         () = receive => None,
         (_, sent) = async { tokio::join!(futures::future::join_all(outputs), send) } => Some(sent),
     };
-    // A client that is gone hears no farewell.
+    // The client is gone: skips the closing handshake.
     let Some(sent) = sent else { return Ok(()) };
-    // Closing with unread input would reset the connection and take the last bytes along.
+    // Closing with unread input would reset the connection and lose the last bytes.
     let goodbye = async { while let Some(Ok(_)) = source.next().await {} };
     let farewell = async { tokio::join!(sink.send(ws::farewell()), goodbye) };
     let _ = tokio::time::timeout(ws::GOODBYE, farewell).await;
     sent
 }
 
-/// Sends what a pipe yields on a channel, to its end.
+/// Sends the content of a pipe on a channel, to its end.
 async fn send_channel(
     format: channels::Format,
     channel: u8,
@@ -357,7 +357,7 @@ pub async fn open_forward(
         ]
     };
     let error = session.open(headers("error")).await?;
-    // Nothing is ever said on it by the client.
+    // The client never writes to the error stream.
     let (error, _) = error.into_inner();
     let data = session.open(headers("data")).await?;
     Ok((data, error))

@@ -1,8 +1,9 @@
-//! The serve loop: accepts, shakes hands, drives HTTP/1.1 and HTTP/2, drains at the end.
+//! The serve loop: accepts connections, does the TLS handshake, drives HTTP/1.1 and HTTP/2, drains
+//! at the end.
 //!
 //! In: a listener, TLS settings that may change at any time, a tower service, a stop signal. Out:
-//! requests that carry a [`ConnectionInfo`]. The returned future owns every connection: when it
-//! ends, all of them have ended (upgraded ones belong to whoever took them over).
+//! requests with a [`ConnectionInfo`]. The returned future owns every connection: when it ends, all
+//! of them have ended (an upgraded connection belongs to the code that took it over).
 //!
 //! ```text
 //! accept ─► (TLS, at most `handshake`) ─► h2 or http/1.1 by ALPN ─► service
@@ -10,14 +11,14 @@
 //!    └── few are left: idle ones go after `crowded`, not after `idle`
 //! ```
 //!
-//! An answer to HEAD has no body, whatever the service gives: on HTTP/2 nobody else takes it away. What
-//! a service leaves unread of a request is read after the answer: `unread.rs`.
+//! An answer to HEAD has no body, whatever the service returns: on HTTP/2 no other layer removes
+//! it. The unread rest of a request is read after the answer: `unread.rs`.
 //!
-//! At the stop every client is told: HTTP/2 by GOAWAY, HTTP/1.1 by `Connection: close` in the next answer,
-//! which an idle connection may still have for `farewell`, and TLS by close_notify at the end.
+//! At the stop every client is notified: HTTP/2 by GOAWAY; HTTP/1.1 by `Connection: close` in the
+//! next answer, for which an idle connection has `farewell`; TLS by close_notify at the end.
 //!
-//! Invariant: whoever is cut off or turned away for what it did is logged, by address and cause, and
-//! at most once a minute.
+//! Invariant: a client that is cut off or refused because of its behaviour is logged, by address
+//! and cause, at most once a minute.
 
 use std::fmt::Display;
 use std::io;
@@ -52,39 +53,40 @@ use crate::gather::{Outlet, gather};
 use crate::tls::ServerTls;
 use crate::unread::{Incoming, Leftover, Lingering};
 
-/// What a service may know about the connection that a request came on: an extension of each.
+/// Facts about a request's connection, an extension of each request.
 #[derive(Clone, Debug, Default)]
 pub struct ConnectionInfo {
     /// `None` on Unix sockets.
     pub remote: Option<SocketAddr>,
     pub local: Option<SocketAddr>,
     pub is_tls: bool,
-    /// The client's chain, leaf first: possession is proven, the chain is not (see [`crate::tls`]).
+    /// The client's chain, leaf first. Possession of the key is proven, the chain is not (see
+    /// [`crate::tls`]).
     pub peer_certificates: Option<Arc<[CertificateDer<'static>]>>,
 }
 
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Connections at one time; more wait in the kernel's queue.
+    /// The limit on concurrent connections; more wait in the kernel's queue.
     pub connections: usize,
-    /// A TLS handshake takes no longer.
+    /// The timeout of a TLS handshake.
     pub handshake: Duration,
-    /// A request's headers arrive within this time after their first byte. Upstream: 32 s.
+    /// The timeout of a request's headers after their first byte. Upstream: 32 s.
     pub header_read: Duration,
-    /// A connection without a request, running or new, ends after this time. Upstream: 90 s.
+    /// The timeout of a connection without requests. Upstream: 90 s.
     pub idle: Duration,
-    /// The same, and the time for a handshake, while few connections are left: who holds thousands
-    /// open keeps nobody out.
+    /// Replaces `idle` and `handshake` while few connections are left, so that thousands of open
+    /// connections cannot keep other clients out.
     pub crowded: Duration,
     /// Upstream: 1 MiB, Go's default.
     pub header_bytes: usize,
-    /// Requests at one time on one HTTP/2 connection, watches among them. Deviation: upstream says
-    /// 100; Go clients then open a second connection, others stall behind their own watches.
+    /// The limit on concurrent requests of one HTTP/2 connection, including watches. Deviation: upstream
+    /// allows 100; Go clients then open a second connection, other clients stall behind their own watches.
     pub streams: u32,
-    /// At stop, what runs may finish within this time.
+    /// At stop: how long running requests may take.
     pub drain: Duration,
-    /// At stop, a connection of HTTP/1.1 may bring one more request within this time: its client may have
-    /// sent it already. Upstream: such a client reads the end of the connection instead of an answer.
+    /// At stop: how long an HTTP/1.1 connection may bring one more request, which its client may have sent
+    /// already. Upstream: such a client sees the end of the connection instead of an answer.
     pub farewell: Duration,
 }
 
@@ -114,8 +116,8 @@ impl Listener {
         TcpListener::bind(address).await.map(Self::Tcp)
     }
 
-    /// A socket file that only its owner may use. One left behind by a dead process is replaced.
-    /// Requests may show `u` in place of the authority that the client sent: see `authority.rs`.
+    /// A socket file that only its owner may use. Replaces the file of a dead process. Requests may
+    /// have the authority `u` instead of the client's: see `authority.rs`.
     pub fn unix(path: &Path) -> io::Result<Self> {
         use std::os::unix::fs::PermissionsExt;
         match std::fs::remove_file(path) {
@@ -127,7 +129,7 @@ impl Listener {
         Ok(Self::Unix(listener))
     }
 
-    /// Where a TCP listener listens (the port is known now, also if it was 0).
+    /// The address of a TCP listener (with the real port, even if 0 was requested).
     pub fn local_addr(&self) -> Option<SocketAddr> {
         match self {
             Self::Tcp(listener) => listener.local_addr().ok(),
@@ -175,7 +177,7 @@ pub async fn serve<S, B>(
     let permits = Arc::new(Semaphore::new(limits.connections));
     let door = Arc::new(Door::new(limits, stop.clone()));
     let mut connections = JoinSet::new();
-    // The process is out of files or memory: wait for connections to end.
+    // For a process without free file descriptors or memory: waits for connections to end.
     let mut backoff = Backoff::new(Duration::from_millis(5), Duration::from_secs(1));
     loop {
         door.look(permits.available_permits());
@@ -215,13 +217,13 @@ pub async fn serve<S, B>(
     }
 }
 
-/// What all connections of a listener share.
+/// The state that all connections of a listener share.
 struct Door {
     limits: Limits,
     stop: Stop,
-    /// Few connections are left.
+    /// True when few connections are left.
     crowded: watch::Sender<bool>,
-    /// Who was turned away, and why.
+    /// Recently logged refusals: address and cause.
     refusals: Seldom<(Option<IpAddr>, &'static str)>,
 }
 
@@ -230,7 +232,7 @@ impl Door {
         Self { limits, stop, crowded: watch::Sender::new(false), refusals: Seldom::default() }
     }
 
-    /// Crowded from the last eighth on until a quarter is free again.
+    /// Crowded when an eighth of the connections is left, until a quarter is free again.
     fn look(&self, left: usize) {
         let all = self.limits.connections;
         let is_crowded = *self.crowded.borrow();
@@ -243,7 +245,7 @@ impl Door {
         }
     }
 
-    /// Resolves after the time for what is usual, or for a crowd while there is one.
+    /// Resolves after the time `usual`, or after `crowded` while few connections are left.
     async fn patience(&self, usual: Duration) {
         let begun = Instant::now();
         let mut crowded = self.crowded.subscribe();
@@ -251,7 +253,7 @@ impl Door {
             let is_crowded = *crowded.borrow_and_update();
             let limit = if is_crowded { usual.min(self.limits.crowded) } else { usual };
             let deadline = tokio::time::sleep_until(begun + limit);
-            // The sender is here: it cannot be gone.
+            // `self` holds the sender, so waiting cannot fail.
             tokio::select! {
                 () = deadline => return,
                 _ = crowded.changed() => {}
@@ -259,12 +261,12 @@ impl Door {
         }
     }
 
-    /// Resolves when a connection is to end because the listener does. One of HTTP/2 is told at once, one of
+    /// Resolves when a connection must end because the listener stops. HTTP/2 is notified at once,
     /// HTTP/1.1 in its next answer.
     async fn leave(&self, activity: &Activity, is_h2: bool) {
         self.stop.wait().await;
         if !is_h2 {
-            // An error: it is idle, and nothing came.
+            // A timeout means that the connection is idle and no request came.
             let _ = tokio::time::timeout(self.limits.farewell, activity.requested()).await;
         }
     }
@@ -291,7 +293,7 @@ fn is_about_one_connection(error: &io::Error) -> bool {
     matches!(error.kind(), ConnectionAborted | ConnectionReset | NotConnected)
 }
 
-/// From the first byte to the last of one connection.
+/// Handles one connection from its first byte to its last.
 async fn connection<S, B>(
     io: BoxIo,
     mut info: ConnectionInfo,
@@ -320,9 +322,9 @@ async fn connection<S, B>(
     };
     let io = match accepted {
         Ok(io) => io,
-        // Somebody looked whether the port is open.
+        // A port scan or a health check.
         Err(error) if is_gone(&error) => return,
-        // Upstream logs the same at the same place: it is how people find wrong authorities.
+        // Upstream logs the same here: people use it to find wrong certificate authorities.
         Err(error) => return door.refused(info.remote, HANDSHAKE, &error),
     };
     let session = io.get_ref().1;
@@ -368,7 +370,7 @@ where
                 let mut response = answer.await?;
                 say_farewell(&mut response, !is_h2 && stop.is_raised());
                 let response = if is_head { headed(response) } else { response.map(Some) };
-                // The request runs until its answer is sent, or dropped: the body owns it.
+                // The body owns `running`: the request runs until its answer is sent or dropped.
                 Ok::<_, S::Error>(response.map(|body| Answer::new(body, running)))
             }
         }
@@ -384,7 +386,7 @@ where
         () = rests.as_mut() => None,
         () = door.leave(&activity, is_h2) => None,
         () = activity.idle(door) => None,
-        // On HTTP/2 there are bytes without requests: pings are answered.
+        // On HTTP/2 bytes without requests are normal, for example pings.
         () = activity.stalled(door.limits.header_read), if !is_h2 => {
             return door.refused(remote, "a request's headers did not come in time", &"connection cut");
         }
@@ -411,7 +413,7 @@ where
     }
 }
 
-/// Errors of clients are warnings; a connection that broke is everyday.
+/// Logs a client's mistake as a warning; a broken connection is normal.
 fn log_end(error: &(dyn std::error::Error + 'static), remote: Option<SocketAddr>, door: &Door) {
     if is_the_clients(error) {
         door.refused(remote, "HTTP error", &chain_of(error));
@@ -420,7 +422,7 @@ fn log_end(error: &(dyn std::error::Error + 'static), remote: Option<SocketAddr>
     }
 }
 
-/// What the future yields, if it ends in time; the other one runs beside it.
+/// The future's output if it ends within the limit, while the other future is polled.
 async fn within<T>(
     limit: Duration,
     ends: impl Future<Output = T>,
@@ -433,7 +435,7 @@ async fn within<T>(
     }
 }
 
-/// An answer to HEAD: it says how long the body would be.
+/// Turns an answer to HEAD into one without a body but with the body's length.
 fn headed<B: http_body::Body>(response: Response<B>) -> Response<Option<B>> {
     let (mut parts, body) = response.into_parts();
     if let Some(length) = body.size_hint().exact() {
@@ -442,15 +444,14 @@ fn headed<B: http_body::Body>(response: Response<B>) -> Response<Option<B>> {
     Response::from_parts(parts, None)
 }
 
-/// The last answer on a connection says that it is the last, unless the connection becomes another
-/// protocol's.
+/// Marks the last answer on a connection as such, unless the connection switches to another protocol.
 fn say_farewell<B>(response: &mut Response<B>, is_last: bool) {
     if is_last && response.status() != StatusCode::SWITCHING_PROTOCOLS {
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
 }
 
-/// Not of HTTP/1.1: who takes over such a connection writes to it himself.
+/// Collects writes; HTTP/2 only, because upgraded HTTP/1.1 connections are written to directly.
 fn gathered(io: BoxIo) -> (BoxIo, Option<Outlet>) {
     let (io, outlet) = gather(io);
     (Box::new(io), Some(outlet))
@@ -467,7 +468,7 @@ where
     }
 }
 
-/// Whether the client broke the protocol or a limit; that it went away is no fault.
+/// Whether the client broke the protocol or a limit. A disconnect is not a mistake.
 fn is_the_clients(error: &(dyn std::error::Error + 'static)) -> bool {
     let is_io = std::iter::successors(Some(error), |error| error.source())
         .any(|error| error.downcast_ref::<io::Error>().is_some_and(is_gone));
@@ -484,19 +485,19 @@ fn chain_of(error: &(dyn std::error::Error + 'static)) -> String {
     all.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
-/// HTTP as it was agreed on, within the limits.
+/// The HTTP server for the negotiated protocol, with the limits.
 fn builder(is_h2: bool, is_tls: bool, limits: &Limits) -> auto::Builder<TokioExecutor> {
     let builder = auto::Builder::new(TokioExecutor::new());
     let mut builder = match (is_h2, is_tls) {
         (true, _) => builder.http2_only(),
         (false, true) => builder.http1_only(),
-        // Nothing was agreed on: the first bytes tell (gRPC over plain connections is HTTP/2).
+        // Not negotiated: the first bytes decide (gRPC over plain connections is HTTP/2).
         (false, false) => builder,
     };
     builder
         .http1()
         .timer(TokioTimer::new())
-        // Its clock runs on idle connections too; see `Activity::stalled`.
+        // hyper's timer also runs on idle connections; see `Activity::stalled`.
         .header_read_timeout(None)
         .max_buf_size(limits.header_bytes);
     builder
@@ -519,27 +520,27 @@ struct Activity(Arc<watch::Sender<Requests>>);
 struct Requests {
     running: usize,
     all: u64,
-    /// Bytes came, and no request was made of them yet.
+    /// Bytes came that are not a complete request yet.
     is_heard: bool,
-    /// Requests taken back within a second, and when it began.
+    /// How many requests were cancelled within a second, and when that second began.
     resets: u32,
     since: Option<Instant>,
 }
 
-/// A client that takes back this many requests within a second, before a byte of their answers was
-/// sent, is after the work that they make.
+/// A client that cancels this many requests within a second, each before the first byte of its
+/// answer, is attacking with the work that they cause.
 const RESETS: u32 = 200;
 const RESETS_TIME: Duration = Duration::from_secs(1);
 
-/// A request that runs.
+/// A running request.
 struct Running {
     activity: Activity,
     leftover: Option<Arc<Leftover>>,
-    /// Its answer began to be sent.
+    /// The first byte of its answer was sent.
     is_answered: bool,
 }
 
-/// An answer that is being sent; without a body for HEAD.
+/// An answer that is being sent; for HEAD without a body.
 struct Answer<B> {
     body: Option<B>,
     running: Running,
@@ -547,7 +548,7 @@ struct Answer<B> {
 
 impl<B: http_body::Body> Answer<B> {
     fn new(body: Option<B>, mut running: Running) -> Self {
-        // Nothing to send is soon sent.
+        // An answer without a body counts as sent.
         running.is_answered = body.as_ref().is_none_or(B::is_end_stream);
         Self { body, running }
     }
@@ -573,13 +574,13 @@ impl<B: http_body::Body<Data = Bytes> + Unpin> http_body::Body for Answer<B> {
     }
 
     fn size_hint(&self) -> http_body::SizeHint {
-        // For HEAD nobody knows: hyper would say that the body is of length 0.
+        // Unknown for HEAD: hyper would otherwise send the length 0.
         self.body.as_ref().map_or_else(http_body::SizeHint::default, B::size_hint)
     }
 }
 
-/// Those who wait are told of what they wait for only: each call wakes the connection's own task, of
-/// whose many requests most begin and end beside others.
+/// Waiters are notified only of relevant changes: each notification wakes the connection's task,
+/// and most of its many requests begin and end while others run.
 impl Activity {
     fn begin(&self, leftover: Option<Arc<Leftover>>) -> Running {
         self.0.send_if_modified(|now| {
@@ -590,7 +591,7 @@ impl Activity {
         Running { activity: self.clone(), leftover, is_answered: false }
     }
 
-    /// A request was taken back.
+    /// Counts a cancelled request.
     fn reset(&self) {
         let now = Instant::now();
         self.0.send_if_modified(|state| {
@@ -603,9 +604,9 @@ impl Activity {
         });
     }
 
-    /// Resolves when too many were.
+    /// Resolves when too many requests were cancelled.
     async fn is_abused(&self) {
-        // The sender is here: it cannot be gone.
+        // `self` holds the sender, so waiting cannot fail.
         let _ = self.0.subscribe().wait_for(|now| now.resets > RESETS).await;
     }
 
@@ -620,19 +621,19 @@ impl Activity {
         }
     }
 
-    /// Resolves when a request runs, or one came after this was asked.
+    /// Resolves when a request runs, or when one came after this call.
     async fn requested(&self) {
         let mut seen = self.0.subscribe();
         let all = seen.borrow().all;
-        // The sender is here: it cannot be gone.
+        // `self` holds the sender, so waiting cannot fail.
         let _ = seen.wait_for(|now| now.running > 0 || now.all != all).await;
     }
 
-    /// Resolves when nothing ran and nothing came for as long as the door allows.
+    /// Resolves after the connection was idle for as long as the limits allow.
     async fn idle(&self, door: &Door) {
         let mut seen = self.0.subscribe();
         loop {
-            // The sender is here: it cannot be gone.
+            // `self` holds the sender, so waiting cannot fail.
             let Ok(all) = seen.wait_for(|now| now.running == 0).await.map(|now| now.all) else {
                 return;
             };
@@ -643,7 +644,7 @@ impl Activity {
         }
     }
 
-    /// Resolves when a request was begun and did not become one in time.
+    /// Resolves when a request was begun but its headers were not complete in time.
     async fn stalled(&self, limit: Duration) {
         let mut seen = self.0.subscribe();
         while seen.wait_for(|now| now.is_heard).await.is_ok() {
@@ -672,7 +673,7 @@ impl Drop for Running {
     }
 }
 
-/// A stream that tells when bytes come.
+/// A stream that reports incoming bytes.
 struct Heard {
     io: BoxIo,
     activity: Activity,

@@ -1,10 +1,10 @@
 //! exec, attach and port-forward as a client of a container runtime's streaming server.
 //!
-//! In: a URL that the runtime gave out for one command or one sandbox. Out: streams, a session that
-//! keeps them alive, and a future that drives the connection.
+//! In: a URL from the runtime, for one command or one sandbox. Out: streams, a session that keeps
+//! them alive, and a future that drives the connection.
 //!
-//! Why SPDY and not WebSocket: every runtime speaks it (upstream's kubelet translates to it, whatever
-//! its own client spoke), and it can end stdin alone, which WebSocket cannot before v5.
+//! Why SPDY and not WebSocket: every runtime supports it (upstream's kubelet translates to it from
+//! any client protocol), and it can close stdin alone, which WebSocket cannot before v5.
 
 use std::future::Future;
 
@@ -18,10 +18,10 @@ use crate::client::{ClientError, HttpClient};
 use crate::spdy::{self, PROTOCOL_HEADER, Session, Stream};
 use crate::upgrade::{Upgrade, UpgradedIo};
 
-/// The only one that tells exit codes; older ones died long ago.
+/// The only protocol with exit codes; older ones are obsolete.
 const COMMAND_PROTOCOL: &str = "v4.channel.k8s.io";
 const FORWARD_PROTOCOL: &str = "portforward.k8s.io";
-/// As much of a refusal's body as is worth repeating.
+/// How much of a refusal's body an error repeats.
 const REFUSAL: usize = 1024;
 
 #[derive(Debug, thiserror::Error)]
@@ -30,26 +30,26 @@ pub enum Error {
     Client(#[from] ClientError),
     #[error(transparent)]
     Spdy(#[from] spdy::Error),
-    /// The server's status, and what it says.
+    /// The server's status and its message.
     #[error("unable to upgrade connection: {0}")]
     Refused(String),
     #[error("unable to negotiate protocol: the server chose {0:?}")]
     Protocol(String),
 }
 
-/// A command's streams, as many as were asked for.
+/// The requested streams of a command.
 pub struct Command {
     /// Shutting it down ends the command's input.
     pub stdin: Option<Stream>,
     pub stdout: Option<Stream>,
     pub stderr: Option<Stream>,
-    /// For [`send_sizes`].
+    /// Takes terminal sizes; see [`send_sizes`].
     pub resize: Option<Stream>,
-    /// Yields one `Status`, JSON, when the command has ended.
+    /// Yields one JSON `Status` when the command has ended.
     pub error: Stream,
 }
 
-/// Connects to the URL of an exec or attach. Drive the future while the rest is in use.
+/// Connects to the URL of an exec or attach. Poll the future while using the rest.
 pub async fn connect_command(
     http: &HttpClient,
     url: &str,
@@ -84,7 +84,7 @@ async fn upgrade(
     }
 }
 
-/// Upstream's servers always name the protocol; one that does not took the only one it was offered.
+/// Upstream's servers always name the protocol. A server that names none accepted the only one offered.
 fn check(headers: &HeaderMap, offered: &str) -> Result<(), Error> {
     let chosen = headers.get(PROTOCOL_HEADER).and_then(|value| value.to_str().ok());
     match chosen {
@@ -115,7 +115,7 @@ pub async fn open_command(session: &Session, streams: Streams) -> Result<Command
     })
 }
 
-/// Passes terminal sizes on until either side ends.
+/// Passes terminal sizes on until one side ends.
 pub async fn send_sizes(mut stream: Stream, mut sizes: mpsc::Receiver<TerminalSize>) {
     while let Some(size) = sizes.recv().await {
         let mut json = serde_json::to_vec(&size).expect("two numbers are JSON");

@@ -1,9 +1,8 @@
-//! TLS settings from PEM texts, and what is checked when.
+//! TLS settings from PEM texts, and when certificates are checked.
 //!
-//! A server usually *requests* client certificates and proves possession of their keys, but leaves
-//! the question who signed them to an authenticator ([`ChainVerifier`]), because a stranger's
-//! certificate is answered with 401, not with a broken handshake, and because several authorities
-//! (clients, front proxies) have a say. Upstream: `tls.RequestClientCert`.
+//! A server usually *requests* client certificates and proves possession of their keys. An authenticator
+//! checks the signer later ([`ChainVerifier`]): an unknown certificate must get a 401, not a broken
+//! handshake, and there are several authorities (clients, front proxies). Upstream: `tls.RequestClientCert`.
 
 mod pinned;
 
@@ -23,7 +22,7 @@ use rustls::{
 
 pub use pinned::ChainVerifier;
 
-/// A server's settings, replaced at any time; new connections use the new ones.
+/// A server's settings, replaceable at any time; new connections use the new ones.
 pub type ServerTls = Arc<ArcSwap<ServerConfig>>;
 
 #[derive(Debug, thiserror::Error)]
@@ -68,14 +67,14 @@ pub fn certificates(pem: &str) -> Result<Vec<CertificateDer<'static>>, TlsError>
         .map_err(|error| TlsError::Pem("certificate", error.to_string()))
 }
 
-/// What a server does about client certificates.
+/// How a server treats client certificates.
 #[derive(Clone, Debug)]
 pub enum ClientCerts {
     /// Not asked for.
     Ignore,
-    /// Asked for, possession proven, the chain left to an authenticator.
+    /// Asked for; possession is proven, and an authenticator checks the chain.
     Request,
-    /// Asked for; one that these authorities (PEM) did not sign breaks the handshake.
+    /// Asked for; a certificate that these authorities (PEM) did not sign fails the handshake.
     Verify(String),
 }
 
@@ -101,19 +100,19 @@ pub fn server_config(identity: &Identity, clients: &ClientCerts) -> Result<Serve
     Ok(config)
 }
 
-/// [`server_config`], ready to be shared and replaced.
+/// [`server_config`], shareable and replaceable.
 pub fn server_tls(identity: &Identity, clients: &ClientCerts) -> Result<ServerTls, TlsError> {
     Ok(Arc::new(ArcSwap::from_pointee(server_config(identity, clients)?)))
 }
 
-/// Whom a client trusts.
+/// The authorities that a client trusts.
 #[derive(Clone, Debug)]
 pub enum Trust {
     /// These authorities, PEM.
     Authorities(String),
     /// The machine's authorities.
     System,
-    /// Anybody: `--insecure-skip-tls-verify`, and the first contact of a joining node, which
+    /// Any server: `--insecure-skip-tls-verify`, and the first contact of a joining node, which
     /// compares the authority's hash itself.
     Anyone,
 }
@@ -156,7 +155,7 @@ fn roots(pem: &str) -> Result<RootCertStore, TlsError> {
     Ok(store)
 }
 
-/// The distribution's bundle, wherever it lies; empty if there is none (then nobody is trusted).
+/// The distribution's CA bundle; empty if there is none (then no server is trusted).
 fn system_roots() -> RootCertStore {
     const BUNDLES: [&str; 3] = [
         "/etc/ssl/certs/ca-certificates.crt",
@@ -170,7 +169,7 @@ fn system_roots() -> RootCertStore {
     store
 }
 
-/// Accepts any chain, but insists that the peer holds the leaf's key.
+/// Accepts any chain, but requires that the peer has the leaf's key.
 #[derive(Debug)]
 struct AskOnly {
     algorithms: WebPkiSupportedAlgorithms,

@@ -1,4 +1,4 @@
-//! What a service leaves unread of a request, on HTTP/2: it is read after the answer.
+//! The part of a request's body that a service leaves unread, on HTTP/2: it is read after the answer.
 //!
 //! ```text
 //!  service drops the body ─► Leftover ─► the answer ends ─► Lingering: read, throw away
@@ -6,14 +6,14 @@
 //!                                                           └ too much, too long: RST_STREAM(NO_ERROR)
 //! ```
 //!
-//! In: bodies that services dropped, ends of answers. Out: streams that end without an error.
+//! In: bodies that services dropped, and the ends of answers. Out: streams that end without an error.
 //!
-//! A server that resets the stream right behind an early answer (401, 413) is within its rights, but
-//! clients that still send then lose the answer: curl 7 shows "Stream error in the HTTP/2 framing
-//! layer". Go's server reads the rest, too, on HTTP/1.
+//! A server may reset the stream right after an early answer (401, 413), but clients that still
+//! send then lose the answer: curl 7 shows "Stream error in the HTTP/2 framing layer". On HTTP/1,
+//! Go's server reads the rest, too.
 //!
-//! Invariant: a stream is kept after its answer for no longer than [`LINGER`], and holds no more than
-//! its window; streams are counted by the connection's limit until they end.
+//! Invariant: a stream stays open after its answer for at most [`LINGER`], and holds at most its
+//! window. Streams count against the connection's limit until they end.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
@@ -27,17 +27,17 @@ use http_body_util::BodyExt;
 use hyper::body::{Body, Frame, SizeHint};
 use tokio::sync::Notify;
 
-/// Bytes that are read after the answer; what comes then waits in the client. Upstream: as Go's
-/// server on HTTP/1.
+/// How many bytes are read after the answer; more bytes wait in the client. Upstream: the value of
+/// Go's server on HTTP/1.
 const MOST: usize = 256 << 10;
-/// How long a client may go on sending after the answer.
+/// How long a client may continue to send after the answer.
 const LINGER: Duration = Duration::from_secs(2);
 
 /// The body of a request to a service of [`crate::serve()`].
 pub struct Incoming {
-    /// Taken when it is dropped.
+    /// Taken on drop.
     body: Option<hyper::body::Incoming>,
-    /// On HTTP/2.
+    /// Set on HTTP/2.
     leftover: Option<Arc<Leftover>>,
 }
 
@@ -79,15 +79,15 @@ impl Drop for Incoming {
     }
 }
 
-/// The rest of one request.
+/// The unread rest of one request.
 pub(crate) struct Leftover {
-    /// Held for a look.
+    /// The lock is held briefly.
     state: Mutex<State>,
     lingering: Arc<Lingering>,
 }
 
 enum State {
-    /// The answer is not over. With the body, if the service has dropped it.
+    /// The answer is not complete. Has the body if the service has dropped it.
     Answering(Option<hyper::body::Incoming>),
     Answered,
 }
@@ -105,7 +105,7 @@ impl Leftover {
         }
     }
 
-    /// The answer is over.
+    /// Call this when the answer is complete.
     pub(crate) fn answered(&self) {
         let mut state = self.state.lock().expect("no panic under the lock");
         if let State::Answering(Some(body)) = std::mem::replace(&mut *state, State::Answered) {
@@ -114,10 +114,11 @@ impl Leftover {
     }
 }
 
-/// The rests of one connection's requests.
+/// The unread rests of one connection's requests.
 #[derive(Default)]
 pub(crate) struct Lingering {
-    /// Not yet looked after. As many as the connection has streams at most. Held for a push.
+    /// Bodies that are not read yet: at most as many as the connection has streams. The lock is
+    /// held for a push.
     new: Mutex<Vec<hyper::body::Incoming>>,
     added: Notify,
 }
@@ -128,7 +129,7 @@ impl Lingering {
         self.added.notify_one();
     }
 
-    /// Reads what is added; never ends. The connection must be driven beside it.
+    /// Reads the added bodies; never ends. The connection must be polled at the same time.
     pub(crate) async fn read_on(&self) {
         let mut reading = FuturesUnordered::new();
         loop {
@@ -145,7 +146,7 @@ impl Lingering {
 async fn read(mut body: hyper::body::Incoming) {
     let to_the_end = async {
         let mut left = MOST;
-        // An error is the end, too: the client took the stream back.
+        // An error also ends it: the client reset the stream.
         while let Some(Ok(frame)) = body.frame().await {
             let length = frame.data_ref().map_or(0, Bytes::len);
             match left.checked_sub(length) {
@@ -154,6 +155,6 @@ async fn read(mut body: hyper::body::Incoming) {
             }
         }
     };
-    // Over or not, the body is dropped, which resets a stream that has not ended.
+    // Dropping the body resets a stream that has not ended.
     let _ = tokio::time::timeout(LINGER, to_the_end).await;
 }

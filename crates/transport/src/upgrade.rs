@@ -1,5 +1,4 @@
-//! Connections that stop being HTTP: taking them over on a server, asking for them as a client, and
-//! passing them on.
+//! Upgraded connections: taking them over on a server, requesting them as a client, and forwarding them.
 
 use std::io;
 use std::time::Duration;
@@ -22,8 +21,8 @@ pub enum Upgrade {
     Refused(Response<Bytes>),
 }
 
-/// On the server: the stream of a request, once the 101 response has been sent. Take this before
-/// answering, await it after, in a task of your own.
+/// On the server: the stream of a request, after the 101 response was sent. Call this before
+/// answering, and await it afterwards in a separate task.
 pub fn server_io<B>(
     request: &mut Request<B>,
 ) -> impl Future<Output = hyper::Result<UpgradedIo>> + use<B> {
@@ -31,9 +30,9 @@ pub fn server_io<B>(
     async move { upgrade.await.map(TokioIo::new) }
 }
 
-/// Copies both ways until one side has ended, and [`LINGER`] longer the other way: what is on its
-/// way arrives, and a side that stays silent holds nothing open. This is how exec, attach and
-/// port-forward cross a server that only looks at their request.
+/// Copies both ways until one side has ended, and [`LINGER`] longer the other way: data in flight
+/// arrives, and a silent side cannot keep the connection open. Exec, attach and port-forward pass
+/// through a server like this if it only inspects the request.
 /// Upstream: `UpgradeAwareHandler`, which closes both sides at the first end.
 pub async fn forward<A, B>(one: A, other: B) -> io::Result<()>
 where
@@ -44,7 +43,7 @@ where
     let (from_other, to_other) = tokio::io::split(other);
     let there = std::pin::pin!(carry(from_one, to_other));
     let back = std::pin::pin!(carry(from_other, to_one));
-    // The end of the second way tells nothing that the first did not.
+    // The result of the second direction adds nothing to the first.
     match select(there, back).await {
         Either::Left((ended, rest)) => {
             let _ = tokio::time::timeout(LINGER, rest).await;
@@ -57,10 +56,10 @@ where
     }
 }
 
-/// How long the other way stays open when one has ended. Upstream: containerd's port-forward.
+/// How long the other direction stays open after one has ended. Upstream: containerd's port-forward.
 pub const LINGER: Duration = Duration::from_secs(1);
 
-/// Copies to the end, and passes the end on.
+/// Copies to the end, then shuts the target down.
 pub async fn carry(from: impl AsyncRead, to: impl AsyncWrite) -> io::Result<()> {
     let (mut from, mut to) = (std::pin::pin!(from), std::pin::pin!(to));
     let copied = tokio::io::copy(&mut from, &mut to).await;
@@ -74,9 +73,9 @@ mod tests {
 
     use super::*;
 
-    /// One side says its word and ends; the other hears all of it, and stays silent.
+    /// One side sends a text and ends; the other reads all of it and stays silent.
     #[tokio::test(start_paused = true)]
-    async fn a_silent_side_holds_nothing_open() {
+    async fn a_silent_side_does_not_keep_the_connection_open() {
         for (client_ends, word) in [(true, "to the pod"), (false, "to the client")] {
             let (mut client, near) = tokio::io::duplex(4);
             let (mut pod, far) = tokio::io::duplex(4);

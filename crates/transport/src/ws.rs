@@ -1,5 +1,5 @@
-//! WebSocket (RFC 6455) on upgraded connections: both handshakes, with subprotocols, and byte streams
-//! tunnelled in messages.
+//! WebSocket (RFC 6455) on upgraded connections: both handshakes, with subprotocols, and byte
+//! streams inside messages.
 
 use std::io;
 use std::pin::Pin;
@@ -25,11 +25,11 @@ pub use tokio_tungstenite::tungstenite::{Error, Message};
 /// A WebSocket over any byte stream: a `Stream` and `Sink` of [`Message`]s.
 pub type WebSocket<S = UpgradedIo> = WebSocketStream<S>;
 
-/// Messages are chunks of a stream, never whole documents.
+/// The limit on a message: messages are chunks of a stream, never whole documents.
 const MESSAGE_BYTES: usize = 4 << 20;
-/// One message of a tunnel.
+/// The limit on one message of a tunnel.
 const TUNNEL_BYTES: usize = 32 << 10;
-/// How long the farewell may take.
+/// How long the closing handshake may take.
 pub(crate) const GOODBYE: Duration = Duration::from_secs(5);
 
 #[derive(Debug, thiserror::Error)]
@@ -40,12 +40,12 @@ pub enum HandshakeError {
     Malformed,
     #[error("the WebSocket handshake offers several subprotocols where one at most is known")]
     Several,
-    /// Upstream's words.
+    /// Upstream's text.
     #[error("requested protocol(s) are not supported: {0:?}; supports {1:?}")]
     Protocol(Vec<String>, Vec<String>),
     #[error(transparent)]
     Client(#[from] ClientError),
-    /// The server's answer, its body included.
+    /// The server's answer, with its body.
     #[error("the server refused the WebSocket: {}", .0.status())]
     Refused(Box<Response<Bytes>>),
     #[error("the server's handshake is wrong: {0}")]
@@ -77,8 +77,8 @@ pub fn offered(headers: &HeaderMap) -> Vec<&str> {
     tokens(headers, header::SEC_WEBSOCKET_PROTOCOL).collect()
 }
 
-/// Answers a handshake: the 101 response and the subprotocol, the client's first that is in
-/// `supported`. A client that offers none gets none if `supported` holds the empty name.
+/// Answers a handshake: the 101 response, and the first of the client's subprotocols that is in
+/// `supported`. A client that offers none gets the empty name if `supported` has it.
 pub fn accept<'s>(
     headers: &HeaderMap,
     supported: &[&'s str],
@@ -112,8 +112,8 @@ pub fn accept<'s>(
     Ok((response, chosen))
 }
 
-/// Answers a handshake for a service without subprotocols of its own: the only one that is offered
-/// is taken. Upstream: a handler of `golang.org/x/net/websocket`.
+/// Answers a handshake for a service without subprotocols: accepts a single offered one. Upstream:
+/// a handler of `golang.org/x/net/websocket`.
 pub fn accept_sole(headers: &HeaderMap) -> Result<Response<()>, HandshakeError> {
     let wanted = offered(headers);
     match wanted[..] {
@@ -124,12 +124,12 @@ pub fn accept_sole(headers: &HeaderMap) -> Result<Response<()>, HandshakeError> 
     .map(|(response, _)| response)
 }
 
-/// The server's end, once the connection has switched.
+/// The server's end, after the upgrade.
 pub async fn server<S: AsyncRead + AsyncWrite + Unpin>(io: S) -> WebSocket<S> {
     WebSocketStream::from_raw_socket(io, Role::Server, Some(config())).await
 }
 
-/// The client's end, once the connection has switched.
+/// The client's end, after the upgrade.
 pub async fn client<S: AsyncRead + AsyncWrite + Unpin>(io: S) -> WebSocket<S> {
     WebSocketStream::from_raw_socket(io, Role::Client, Some(config())).await
 }
@@ -167,12 +167,12 @@ pub async fn connect(
     Ok((client(io).await, chosen.to_owned()))
 }
 
-/// The end of all that was to be said. Without a code the peer takes it for a failure.
+/// The normal Close message. A peer treats a Close without a code as a failure.
 pub fn farewell() -> Message {
     Message::Close(Some(CloseFrame { code: CloseCode::Normal, reason: "".into() }))
 }
 
-/// Sends messages until there are no more, or the client is gone; what it sends is not looked at.
+/// Sends messages until they end or the client is gone; ignores the client's messages.
 pub async fn send_all<S, M>(socket: WebSocket<S>, messages: M)
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -193,7 +193,7 @@ where
         () = gone => false,
     };
     if is_there {
-        // Its own farewell is waited for: closing with unread input would take ours along.
+        // Waits for the client's Close: closing with unread input would lose ours.
         let goodbye = async { while source.next().await.is_some_and(|read| !is_end(&read)) {} };
         let farewell = async { tokio::join!(sink.send(farewell()), goodbye) };
         let _ = tokio::time::timeout(GOODBYE, farewell).await;
@@ -204,11 +204,11 @@ fn is_end(read: &Result<Message, Error>) -> bool {
     matches!(read, Ok(Message::Close(_)) | Err(_))
 }
 
-/// A byte stream in a WebSocket's binary messages: how SPDY is tunnelled. Message borders mean
-/// nothing; closing is the end.
+/// A byte stream in a WebSocket's binary messages, which carries SPDY. Message borders have no
+/// meaning; a Close is the end.
 pub struct Tunnel<S = UpgradedIo> {
     socket: WebSocket<S>,
-    /// The rest of the message that is being read.
+    /// The rest of the current message.
     unread: Bytes,
     has_said_farewell: bool,
 }
@@ -311,7 +311,7 @@ mod tests {
     #[test]
     fn the_clients_first_known_protocol_wins() {
         let check = |offer: Option<&str>, supported: &[&str], expected: Option<&str>| {
-            // The key and its answer are RFC 6455's own example.
+            // The key and its answer are the example of RFC 6455.
             let mut pairs = vec![
                 ("connection", "keep-alive, Upgrade"),
                 ("upgrade", "websocket"),

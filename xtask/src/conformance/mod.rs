@@ -31,8 +31,8 @@ use junit::Spec;
 use suite::{Part, Plan, Suite};
 
 const USAGE: &str = "\
-usage: cargo xtask conformance [--suite conformance|presubmit|slow|serial|feature:NAME]
-       [--focus TEXT] [--sig NAME] [--list smoke|control-plane] [--parallel N] [--nodes N] [--binary PATH] [--accept] [--report] [--kubeconfig PATH]";
+usage: cargo xtask conformance [--suite conformance|presubmit|slow|serial|feature:NAME|all]
+       [--focus TEXT] [--sig NAME] [--list smoke|control-plane|FILE] [--parallel N] [--nodes N] [--binary PATH] [--accept] [--report] [--kubeconfig PATH]";
 
 /// The list of expected failures of all parts except conformance.
 const BEYOND: &str = "beyond-conformance";
@@ -217,7 +217,10 @@ impl Options {
             Some("control-plane") => {
                 Some(control_plane_list()?.into_iter().map(|(name, _)| name).collect())
             }
-            Some(_) => return Err(USAGE.to_owned()),
+            Some(path) => {
+                let text = fs::read_to_string(path).map_err(|error| format!("{path}: {error}"))?;
+                Some(text.lines().map(str::to_owned).collect())
+            }
         };
         if let Some(list) = list {
             names.retain(|name| list.contains(name));

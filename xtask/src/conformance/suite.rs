@@ -37,6 +37,7 @@ pub enum Part {
     Presubmit,
     Slow,
     Serial,
+    All,
     /// By the name in `[Feature:NAME]` or `[FeatureGate:NAME]`.
     Feature(String),
 }
@@ -48,18 +49,22 @@ impl Part {
             "presubmit" => Some(Self::Presubmit),
             "slow" => Some(Self::Slow),
             "serial" => Some(Self::Serial),
+            "all" => Some(Self::All),
             _ => text.strip_prefix("feature:").map(|name| Self::Feature(name.to_owned())),
         }
     }
 
     pub fn has(&self, name: &str) -> bool {
+        if *self == Self::All {
+            return true;
+        }
         const CONFORMANCE: &str = "[Conformance]";
         let has_any = |tags: &[&str]| tags.iter().any(|tag| name.contains(tag));
         if name.contains(CONFORMANCE) || *self == Self::Conformance {
             return name.contains(CONFORMANCE) && *self == Self::Conformance;
         }
         match self {
-            Self::Conformance => unreachable!("answered above"),
+            Self::Conformance | Self::All => unreachable!("answered above"),
             Self::Presubmit => {
                 !has_any(&["[Slow]", "[Serial]", "[Disruptive]", "[Flaky]", "[Feature:"])
             }

@@ -35,6 +35,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("kubelet", &["client", "cri", "transport", "pki"]),
     ("proxy", &["client", "net"]),
     ("dns", &["client"]),
+    ("simulate", &["client"]),
     ("cli", &["client", "store", "encryption", "cri", "pki", "runtime", "transport"]),
     ("testkit", &["base"]),
 ];

@@ -1,9 +1,9 @@
-//! For whom a node asks for tokens of its pods' service accounts: only for whom a pod says that it
-//! has to do with, so that a stolen node certificate opens no doors outside of the cluster.
+//! Restricts the audiences of service account tokens that a node requests: a pod must need them, so that a
+//! stolen node certificate gives no access outside of the cluster.
 //!
-//! An audience is a pod's when one of its projected volumes names it, or a CSI driver of one of its
-//! volumes (`tokenRequests`). None at all, which means the API server's own, counts like any other.
-//! Everything else wants `request-serviceaccounts-token-audience` on the audience, as a resource.
+//! A pod needs an audience if one of its projected volumes names it, or a CSI driver of one of its
+//! volumes does (`tokenRequests`). An empty audience, which means the API server's own, is treated alike.
+//! Any other audience needs the verb `request-serviceaccounts-token-audience` on it, as a resource.
 //! Upstream: `validateNodeServiceAccountAudience`, gate `ServiceAccountNodeAudienceRestriction`.
 
 use apiserver::StatusError;
@@ -19,7 +19,7 @@ use machinery::status::Reason;
 
 const VERB: &str = "request-serviceaccounts-token-audience";
 
-/// The drivers that stand for volumes of the tree's own kinds.
+/// The CSI drivers that replace in-tree volume plugins.
 const AZURE_DISK: &str = "disk.csi.azure.com";
 const AZURE_FILE: &str = "file.csi.azure.com";
 const CINDER: &str = "cinder.csi.openstack.org";
@@ -68,15 +68,15 @@ pub(super) async fn check(
     )))
 }
 
-/// Has the pod to do with the audience?
+/// Whether the pod needs the audience.
 enum Verdict {
     Its,
     NotIts,
-    /// What its volumes refer to is not there.
+    /// An object that its volumes refer to is missing.
     Unclear(String),
 }
 
-/// A volume that says so outweighs others that cannot be looked into.
+/// A volume that names the audience outweighs others that cannot be checked.
 async fn is_of(
     attributes: &Attributes<'_>,
     pod: &Pod,
@@ -99,7 +99,7 @@ async fn is_of(
     Ok(crate::aggregate(missing).map_or(Verdict::NotIts, Verdict::Unclear))
 }
 
-/// Does the driver of the volume ask for tokens for the audience?
+/// Whether the volume's driver requests tokens for the audience.
 async fn of_driver(
     attributes: &Attributes<'_>,
     pod: &Pod,

@@ -1,4 +1,4 @@
-//! Which certificates a node asks for: its own, and those of the pods that run on it.
+//! Restricts a node's certificate requests: for itself, and for the pods that run on it.
 
 use apiserver::StatusError;
 use apiserver::admission::{Attributes, Operation};
@@ -11,7 +11,7 @@ use machinery::status::Reason;
 
 use super::{MIRROR, on_node};
 
-/// A node's client and serving certificates are in its own name.
+/// A node's client and serving certificates must have its own name.
 pub(super) fn of_node(attributes: &Attributes<'_>, user: &str) -> Result<(), String> {
     const SIGNERS: [&str; 2] =
         ["kubernetes.io/kube-apiserver-client-kubelet", "kubernetes.io/kubelet-serving"];
@@ -29,7 +29,7 @@ pub(super) fn of_node(attributes: &Attributes<'_>, user: &str) -> Result<(), Str
     Err("can only create a node CSR with CN=".to_owned() + user)
 }
 
-/// What a request says of a pod, its node and its service account is so.
+/// Checks the pod, node and service account of a request against the existing objects.
 pub(super) async fn of_pod(attributes: &Attributes<'_>, node: &str) -> Result<(), StatusError> {
     let forbidden = |why: String| Err(attributes.forbidden(why));
     if !features::enabled(Feature::PodCertificateRequest) {
@@ -138,7 +138,7 @@ async fn with_account(
     Ok(())
 }
 
-/// Upstream: what may be so a moment later is no refusal, but an error without a reason.
+/// Upstream: for a state that may change soon, the error has no reason, and is no refusal.
 fn odd(why: String) -> StatusError {
     StatusError::new(Reason::Unknown, why)
 }

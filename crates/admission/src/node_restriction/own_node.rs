@@ -1,7 +1,7 @@
-//! What a node says of itself in its Node object, and what it may not say.
+//! Restricts a node's writes of its own Node object.
 //!
-//! In: a write of a Node by that node. Out: a verdict, and a note of the credential that registered
-//! the Node, by which other certificates for the same name are told apart.
+//! In: a write of a Node by that node. Out: a verdict, and an annotation with the credential that
+//! registered the Node, which tells certificates of the same name apart.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use apiserver::admission::{Attributes, Operation};
 use k8s_openapi::api::core::v1::Node;
 
 const RESTRICTED: &str = "node-restriction.kubernetes.io";
-/// What a kubelet may say about its node in upstream's label namespaces.
+/// The labels in upstream's namespaces that a kubelet may set on its node.
 const KUBELET_LABELS: [&str; 11] = [
     "kubernetes.io/hostname",
     "topology.kubernetes.io/zone",
@@ -29,7 +29,7 @@ const KUBELET_NAMESPACES: [&str; 2] = ["kubelet.kubernetes.io", "node.kubernetes
 /// Annotations that nodes do not write.
 const SERVER_ANNOTATIONS: [&str; 2] = [nodes::SERVING_ADDRESSES, nodes::REGISTERED_BY];
 
-/// See the module. Notes by which credential a node is registered.
+/// See the module. Records the credential of the registration.
 pub(super) fn admit(attributes: &mut Attributes<'_>, node: &str) -> Result<(), String> {
     keep_annotations(attributes);
     check(attributes, node)?;
@@ -45,7 +45,7 @@ pub(super) fn admit(attributes: &mut Attributes<'_>, node: &str) -> Result<(), S
     Ok(())
 }
 
-/// A node that replaces its Node need not know the server's annotations: they stay.
+/// A node that replaces its Node may omit the server's annotations: they stay.
 fn keep_annotations(attributes: &mut Attributes<'_>) {
     let old = attributes.old_as::<Node>().and_then(|old| old.metadata.annotations.as_ref());
     let kept: Vec<_> = SERVER_ANNOTATIONS
@@ -92,7 +92,7 @@ fn check(attributes: &Attributes<'_>, node: &str) -> Result<(), String> {
     Err(format!("is not allowed to modify labels: {}", forbidden.join(", ")))
 }
 
-/// Which pods' addresses are routed to a node is the controller's to say. Upstream has no such check,
+/// Only the controller may set the pod networks that are routed to a node. Upstream has no such check,
 /// and no component of its own that routes by the field.
 fn pod_networks(new: &Node, old: Option<&Node>, node: &str) -> Result<(), String> {
     let networks = |node: &Node| {
@@ -106,7 +106,7 @@ fn pod_networks(new: &Node, old: Option<&Node>, node: &str) -> Result<(), String
     Err(format!("node {node:?} is not allowed to set podCIDR or podCIDRs"))
 }
 
-/// Annotations that the server or an administrator writes.
+/// Annotations that only the server or an administrator may write.
 fn server_annotations(new: &Node, old: Option<&Node>, node: &str) -> Result<(), String> {
     for name in SERVER_ANNOTATIONS {
         let value = |node: &Node| node.metadata.annotations.as_ref()?.get(name).cloned();
@@ -117,7 +117,7 @@ fn server_annotations(new: &Node, old: Option<&Node>, node: &str) -> Result<(), 
     Ok(())
 }
 
-/// Changed labels that are not a kubelet's business.
+/// Changed labels that a kubelet must not set.
 fn forbidden_labels(new: &Node, old: Option<&Node>) -> Vec<String> {
     let none = Default::default();
     let new = new.metadata.labels.as_ref().unwrap_or(&none);
@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kubelets_set_some_labels_only() {
+    fn kubelets_set_only_some_labels() {
         let check =
             |label: &str, expected: bool| assert_eq!(is_forbidden(label), expected, "{label}");
         check("kubernetes.io/hostname", false);
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_choose_neither_networks_nor_the_servers_annotations() {
+    fn nodes_set_neither_networks_nor_the_servers_annotations() {
         let of = |spec: Value, annotations: Value| -> Node {
             let tree = json!({"metadata": {"name": "n", "annotations": annotations}, "spec": spec});
             serde_json::from_value(tree).expect("a node")

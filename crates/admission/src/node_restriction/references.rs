@@ -1,22 +1,22 @@
-//! Which API objects a mirror pod refers to: none, or the node could read what it is not given.
+//! Rejects mirror pods that refer to API objects: otherwise the node could read these.
 //!
 //! In: the spec of a pod that a node wants to create. Out: the first reference in it.
-//! Invariant: a volume of a kind that is not in the tables here is refused.
+//! Invariant: a volume of a type that is not in these tables is rejected.
 //! Upstream: `HasAPIObjectReference` of `pkg/api/pod`, with its words.
 
 use k8s_openapi::api::core::v1::{Container, EphemeralContainer, PodSpec, VolumeProjection};
 use serde_json::Value;
 
-/// What a pod refers to.
+/// An object reference of a pod.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Reference {
     /// Objects of this resource.
     Kind(&'static str),
-    /// A source that is not known here, and so may refer to anything.
+    /// An unknown source, which may refer to any object.
     Unknown(String),
 }
 
-/// Volumes that need no object of the API, if they name no secret.
+/// Volume types that need no API object, if they name no secret.
 const PLAIN: &[&str] = &[
     "awsElasticBlockStore",
     "azureDisk",
@@ -42,7 +42,7 @@ const PLAIN: &[&str] = &[
     "vsphereVolume",
 ];
 
-/// Volumes that need objects, and of which resource.
+/// Volume types that need API objects, with the resource.
 const REFERRING: &[(&str, &str)] = &[
     ("configMap", "configmaps (via configmap volumes)"),
     ("secret", "secrets (via secret volumes)"),
@@ -56,7 +56,7 @@ const REFERRING: &[(&str, &str)] = &[
 /// Fields of volume sources that name a secret.
 const SECRETS: &[&str] = &["secretRef", "nodePublishSecretRef", "secretName"];
 
-/// `Err` with the first reference.
+/// `Err` with the first reference, if there is one.
 pub(super) fn none(spec: &PodSpec) -> Result<(), Reference> {
     let refers = |is_so: bool, kind| if is_so { Err(Reference::Kind(kind)) } else { Ok(()) };
     let account = spec.service_account_name.as_deref().unwrap_or_default();
@@ -76,7 +76,7 @@ pub(super) fn none(spec: &PodSpec) -> Result<(), Reference> {
     Ok(())
 }
 
-/// Everything of a volume but its name is its source.
+/// All fields of a volume except its name are its source.
 fn source(volume: &Value, name: &str) -> Result<(), Reference> {
     let fields = volume.as_object().into_iter().flatten().filter(|(key, _)| *key != "name");
     let mut is_known = false;
@@ -115,7 +115,7 @@ fn projection(source: &VolumeProjection, volume: &str) -> Result<(), Reference> 
     }
 }
 
-/// What the environment of a container is taken from.
+/// The kinds of objects that a container's environment uses.
 #[derive(Clone, Copy, Default)]
 struct Named {
     secret: bool,
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn containers_take_nothing_from_the_api() {
+    fn containers_with_references_are_refused() {
         let secret = json!({"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}});
         let map = json!({"configMapRef": {"name": "c"}});
         check(json!({"containers": [{"name": "c", "env": [secret]}]}), Err("secrets"));

@@ -1,5 +1,5 @@
-//! The Pod Security Standards: what baseline and restricted pods may not do, version by version, in
-//! upstream's words. Upstream: `k8s.io/pod-security-admission/policy`.
+//! The checks of the Pod Security Standards, levels baseline and restricted, by version, with upstream's
+//! messages. Upstream: `k8s.io/pod-security-admission/policy`.
 
 use std::collections::BTreeSet;
 
@@ -11,13 +11,13 @@ use machinery::ObjectMeta;
 
 use super::policy::{Level, Mode};
 
-/// What is wrong, in general and in this pod.
+/// A failed check: the general reason, and the details of this pod.
 pub(crate) struct Violation {
     pub reason: String,
     detail: String,
 }
 
-/// A pod, with its containers of all kinds alike.
+/// A pod, with the common fields of all its containers.
 struct Subject<'a> {
     meta: &'a ObjectMeta,
     spec: &'a PodSpec,
@@ -34,8 +34,8 @@ struct Part<'a> {
 
 type Check = fn(&Subject<'_>) -> Option<Violation>;
 
-/// A check of a level, with the revisions that it had: from which minor version on, and which
-/// baseline check it replaces.
+/// A check of a level with its revisions, each from a minor version on, and the baseline check that it
+/// replaces.
 struct Row {
     id: &'static str,
     level: Level,
@@ -43,7 +43,7 @@ struct Row {
     overrides: &'static str,
 }
 
-/// The newest version that some check changed in: later ones are the same.
+/// The newest version in which a check changed: later ones are the same.
 const NEWEST: u32 = 35;
 
 /// Baseline first, then restricted, each by id: the order of messages.
@@ -104,7 +104,7 @@ const fn restricted(
     Row { id, level: Level::Restricted, versions, overrides }
 }
 
-/// All that is wrong with a pod by the rules of a level and version.
+/// All failed checks of a pod for a level and version.
 pub(crate) fn violations(mode: Mode, meta: &ObjectMeta, spec: &PodSpec) -> Vec<Violation> {
     if mode.level == Level::Privileged {
         return vec![];
@@ -174,7 +174,7 @@ fn ephemeral(container: &EphemeralContainer) -> Part<'_> {
     }
 }
 
-// How things are said.
+// Texts.
 
 fn violation(reason: impl Into<String>, detail: String) -> Option<Violation> {
     Some(Violation { reason: reason.into(), detail })
@@ -211,7 +211,7 @@ impl<'a> Subject<'a> {
         self.spec.security_context.as_ref()
     }
 
-    /// Names of the containers that fail a test.
+    /// Names of the containers for which `is_bad` is true.
     fn bad(&self, mut is_bad: impl FnMut(&Part<'a>) -> bool) -> Vec<&'a str> {
         self.parts.iter().filter(|part| is_bad(part)).map(|part| part.name).collect()
     }
@@ -221,13 +221,13 @@ impl<'a> Subject<'a> {
     }
 }
 
-/// Validation refuses such settings for Windows, so that there is nothing to insist on.
+/// Validation rejects such settings for Windows pods, so the check skips these.
 fn on_linux(subject: &Subject<'_>, check: Check) -> Option<Violation> {
     let windows = subject.spec.os.as_ref().is_some_and(|os| os.name == "windows");
     if windows { None } else { check(subject) }
 }
 
-/// Root of a user namespace is nobody outside.
+/// Root in a user namespace has no rights outside.
 fn unless_own_users(subject: &Subject<'_>, check: Check) -> Option<Violation> {
     if subject.spec.host_users == Some(false) { None } else { check(subject) }
 }
@@ -296,7 +296,7 @@ const CAPABILITIES: [&str; 13] = [
     "SYS_CHROOT",
 ];
 
-/// Containers that add other capabilities than these, and which.
+/// The containers that add other capabilities than `fine`, and these capabilities.
 fn added_besides<'a>(subject: &Subject<'a>, fine: &[&str]) -> (Vec<&'a str>, BTreeSet<&'a str>) {
     let mut forbidden = BTreeSet::new();
     let bad = subject.bad(|part| {
@@ -628,7 +628,7 @@ fn volumes(subject: &Subject<'_>) -> Option<Violation> {
     )
 }
 
-/// The kind of a volume that restricted pods may not have.
+/// The volume's type, if restricted pods may not use it.
 fn restricted_kind(volume: &Volume) -> Option<&'static str> {
     let allowed = volume.config_map.is_some()
         || volume.csi.is_some()
@@ -729,7 +729,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_are_judged_by_level_and_version() {
+    fn pods_are_checked_by_level_and_version() {
         let plain = json!({"containers": [{"name": "a"}]});
         check("privileged:latest", plain.clone(), "");
         check("baseline:latest", plain.clone(), "");

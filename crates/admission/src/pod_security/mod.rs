@@ -1,5 +1,5 @@
-//! PodSecurity: namespaces say by label how much their pods may do; pods that do more are refused,
-//! noted in the audit log, or warned about, and so are templates of pods (which are never refused).
+//! PodSecurity: labels of a namespace set the security level of its pods. Violations are rejected, noted
+//! in the audit log, or warned about; pod templates are only noted and warned about.
 
 mod checks;
 mod policy;
@@ -18,9 +18,9 @@ use serde::Deserialize;
 use policy::{Level, Mode, Policy};
 
 const NAME: &str = "PodSecurity";
-/// A namespace has at most so many pods looked at when it becomes stricter.
+/// The maximum number of existing pods that are checked when a namespace becomes stricter.
 const PODS_CHECKED: usize = 3000;
-/// What is behind a pod's name and is no pod.
+/// Subresources of a pod that contain no pod.
 const NO_PODS: [&str; 8] =
     ["exec", "attach", "binding", "eviction", "log", "portforward", "proxy", "status"];
 
@@ -165,7 +165,7 @@ impl PodSecurity {
         Ok(policy)
     }
 
-    /// A pod is judged by all three modes, a template is not refused.
+    /// A pod is checked in all three modes; a template is never rejected.
     fn judge(
         &self,
         attributes: &Attributes<'_>,
@@ -260,7 +260,7 @@ impl Plugin for PodSecurity {
     }
 }
 
-/// The template of kinds that make pods.
+/// The pod template of a workload.
 fn template_of(object: &dyn Object) -> Option<&PodTemplateSpec> {
     if let Some(one) = object.downcast::<Deployment>() {
         return one.spec.as_ref().map(|spec| &spec.template);
@@ -286,7 +286,7 @@ fn template_of(object: &dyn Object) -> Option<&PodTemplateSpec> {
     object.downcast::<PodTemplate>()?.template.as_ref()
 }
 
-/// Of what may change in a pod only images, new containers and their number matter.
+/// Only changed images and added containers matter.
 fn is_significant(pod: &Pod, old: &Pod) -> bool {
     let (Some(new), Some(old)) = (&pod.spec, &old.spec) else { return true };
     let images = |all: &[Container]| all.iter().map(|one| one.image.clone()).collect::<Vec<_>>();

@@ -1,4 +1,4 @@
-//! What a namespace's labels ask of its pods: a level and a version for each of three modes.
+//! The policy of a namespace's labels: a level and a version for each of three modes.
 //! Upstream: `k8s.io/pod-security-admission/api`.
 
 use std::collections::BTreeMap;
@@ -16,7 +16,7 @@ pub(crate) enum Level {
     Restricted,
 }
 
-/// The minor version whose rules hold; `None`: the latest.
+/// The minor version whose rules apply; `None`: the latest.
 pub(crate) type Version = Option<u32>;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -75,8 +75,8 @@ impl Policy {
         [self.enforce, self.audit, self.warn].iter().all(|mode| mode.level == Level::Privileged)
     }
 
-    /// What labels say, on top of the cluster's defaults. What cannot be read is enforced as
-    /// strictly as can be, and does not audit or warn.
+    /// The policy by labels and the cluster's defaults. An invalid label enforces the strictest level, and
+    /// does not audit or warn.
     pub fn of_labels(
         labels: Option<&BTreeMap<String, String>>,
         defaults: &Self,
@@ -113,7 +113,7 @@ impl Policy {
         (policy, errors)
     }
 
-    /// The modes that labels name, as `enforce=restricted:latest, warn=…`.
+    /// The modes that are set by labels, as `enforce=restricted:latest, warn=…`.
     pub fn shown(&self, labels: &BTreeMap<String, String>) -> String {
         let named = |name: &str| {
             let has = |suffix: &str| labels.contains_key(&format!("{PREFIX}{name}{suffix}"));

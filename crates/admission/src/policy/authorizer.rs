@@ -2,8 +2,8 @@
 //! .allowed()`, `authorizer.path('/healthz').check('get')`, `authorizer.requestResource`,
 //! `authorizer.serviceAccount('ns', 'name')`.
 //!
-//! The authorizers of this process answer from memory, at once; one that would have to wait counts
-//! as one that failed.
+//! The authorizers of this process decide from memory, without waiting; one that would have to wait is
+//! treated as failed.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -18,13 +18,13 @@ pub(super) const TYPE: &str = "kubernetes.authorization.Authorizer";
 
 type Answer = Option<Result<Value, String>>;
 
-/// Who asks, about what so far.
+/// A user, and the request that is built so far.
 #[derive(Clone)]
 struct Question {
     authorizer: Arc<dyn Authorizer>,
     user: UserInfo,
     request: RequestInfo,
-    /// The resource of the request that is being judged.
+    /// The resource of the admission request.
     own: Arc<RequestInfo>,
 }
 
@@ -63,7 +63,7 @@ impl Question {
         let decision = self.authorizer.authorize(&question).now_or_never();
         Some(match decision {
             Some(decision) => Ok(Value::host(Answered(decision))),
-            None => Err("the authorizer does not answer at once".into()),
+            None => Err("the authorizer did not answer immediately".into()),
         })
     }
 }

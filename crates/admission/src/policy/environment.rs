@@ -1,6 +1,6 @@
-//! What expressions of policies and match conditions may name, and how they are evaluated.
+//! The variables of expressions in policies and match conditions, and their evaluation.
 //!
-//! In: a request, seen in the version that matched; parameters; the policy's variables. Out: values,
+//! In: a request in the version that matched; parameters; the policy's variables. Out: values,
 //! or errors in upstream's words. Upstream: `k8s.io/apiserver/pkg/admission/plugin/cel`.
 
 use std::cell::RefCell;
@@ -20,18 +20,18 @@ use super::authorizer;
 use crate::matching::{namespace_of, shown};
 use crate::webhook::request_of;
 
-/// What all expressions of one policy may cost together, for one request.
+/// The cost limit of all expressions of one policy for one request.
 pub(crate) const POLICY_COST: u64 = 10_000_000;
-/// The same of match conditions.
+/// The same limit for match conditions.
 const CONDITIONS_COST: u64 = 2_500_000;
-/// What one expression may cost. Upstream: `PerCallLimit`.
+/// The cost limit of one expression. Upstream: `PerCallLimit`.
 const CALL_COST: u64 = 1_000_000;
 const OUT_OF_BUDGET: &str =
     "validation failed due to running out of cost budget, no further validation rules will be run";
 const NAMES: [&str; 6] =
     ["object", "oldObject", "request", "params", "namespaceObject", "variables"];
 
-/// An expression, compiled once; one that cannot be compiled says so whenever it is evaluated.
+/// A compiled expression; a compile error is returned at every evaluation.
 pub(crate) struct Expression {
     pub text: String,
     program: Result<Program, String>,
@@ -48,7 +48,7 @@ impl Expression {
     }
 }
 
-/// A named expression that others may refer to.
+/// A named expression that other expressions may refer to.
 pub(crate) struct Composed {
     name: String,
     expression: Expression,
@@ -64,7 +64,7 @@ pub(crate) fn composed(variables: Option<&[Variable]>) -> Vec<Composed> {
 
 /// Why an expression has no value.
 enum Failure {
-    /// In words of its own.
+    /// Has a complete message.
     Said(String),
     Evaluating(String),
 }
@@ -78,7 +78,7 @@ pub(crate) struct Environment<'a> {
     namespace: Json,
     authorizer: Option<Value>,
     variables: &'a [Composed],
-    /// Values of composed variables, once they are known. Of one request, hence of one task.
+    /// Cached values of composed variables. One request means one task, so no lock is needed.
     known: RefCell<Vec<Option<Result<Value, String>>>>,
 }
 
@@ -109,7 +109,7 @@ impl<'a> Environment<'a> {
         })
     }
 
-    /// Other parameters: what was computed from the last ones is void.
+    /// Sets other parameters, and drops the values that were computed with the last ones.
     pub fn set_params(&mut self, params: Json) {
         self.params = params;
         self.known.borrow_mut().fill_with(|| None);
@@ -164,14 +164,14 @@ impl<'a> Environment<'a> {
         }
     }
 
-    /// Computes the variables that a text names, which may name earlier ones.
+    /// Computes the variables that a text refers to, which may refer to earlier ones.
     fn compute_named(&self, text: &str, budget: &mut Budget) {
         for (index, one) in self.variables.iter().enumerate() {
             let is_known = self.known.borrow()[index].is_some();
             if is_known || !names(text, &one.name) {
                 continue;
             }
-            // Refuses to go round in circles.
+            // Prevents infinite recursion.
             self.known.borrow_mut()[index] = Some(Err("it refers to itself".into()));
             let value = self.value(&one.expression, budget);
             let value = value.map_err(|failure| match failure {
@@ -181,7 +181,7 @@ impl<'a> Environment<'a> {
         }
     }
 
-    /// Why a variable that a text names has no value.
+    /// The error of a variable that a text refers to.
     fn failed_variable(&self, text: &str) -> Option<String> {
         let known = self.known.borrow();
         let mut pairs = self.variables.iter().zip(known.iter());
@@ -194,7 +194,7 @@ impl<'a> Environment<'a> {
     }
 }
 
-/// Does a text have `variables.<name>`?
+/// Whether a text contains `variables.<name>`.
 fn names(text: &str, name: &str) -> bool {
     text.match_indices("variables.").any(|(at, dotted)| {
         let rest = &text[at + dotted.len()..];
@@ -203,7 +203,7 @@ fn names(text: &str, name: &str) -> bool {
     })
 }
 
-/// The request's namespace, without what is none of a policy's business.
+/// The request's namespace, with the fields that policies may see.
 async fn namespace_object(attributes: &Attributes<'_>) -> Result<Json, StatusError> {
     let name = namespace_of(attributes);
     let row = &attributes.ctx.resource;
@@ -219,7 +219,7 @@ async fn namespace_object(attributes: &Attributes<'_>) -> Result<Json, StatusErr
     Ok(tree)
 }
 
-/// Conditions that must all hold.
+/// Match conditions, which must all be true.
 pub(crate) struct Conditions(Vec<Expression>);
 
 impl Conditions {
@@ -231,7 +231,7 @@ impl Conditions {
         self.0.is_empty()
     }
 
-    /// One that does not hold settles it; errors count only if none does.
+    /// One condition that is false decides; errors count only if none is false.
     pub fn hold(&self, environment: &Environment<'_>) -> Result<bool, String> {
         let mut budget = Budget::new(CONDITIONS_COST);
         let mut errors = vec![];

@@ -1,5 +1,5 @@
-//! Admission policies: expressions of the cluster's owner that refuse or change what comes in,
-//! without a webhook.
+//! Admission policies: CEL expressions of administrators that reject or change requests, without a
+//! webhook.
 //!
 //! ```text
 //! policy ─► matches? ─► each binding ─► matches? ─► each parameter ─► conditions ─► expressions
@@ -26,7 +26,7 @@ pub(crate) use validating::ValidatingPolicies;
 
 use crate::matching::{Criteria, namespace_of};
 
-/// What both kinds of bindings have.
+/// The common fields of both kinds of bindings.
 struct Binding {
     name: String,
     policy: String,
@@ -60,8 +60,8 @@ impl Binding {
     }
 }
 
-/// The parameters of a policy by way of a binding: null where it has none, several by selector,
-/// none where they are not there and that is allowed.
+/// The parameters of a policy for a binding: null if it has none, several for a selector, an empty list if
+/// they are missing and that is allowed.
 async fn params(
     attributes: &Attributes<'_>,
     kind: Option<&ParamKind>,

@@ -1,5 +1,5 @@
-//! MutatingAdmissionPolicy: policies change what comes in, one after the other, by applying fields
-//! or by JSON patches that their expressions make.
+//! MutatingAdmissionPolicy: policies change requests one after the other, by applying fields or by JSON
+//! patches from their expressions.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -37,13 +37,13 @@ struct Policy {
 }
 
 enum Mutation {
-    /// Fields to be merged in.
+    /// Fields to merge.
     Apply(Expression),
-    /// A list of operations.
+    /// A list of JSON patch operations.
     Patch(Expression),
 }
 
-/// What the first round leaves for the second.
+/// The state that the first round keeps for the reinvocation.
 #[derive(Default)]
 struct Memory {
     output: Option<Vec<u8>>,
@@ -63,7 +63,7 @@ impl MutatingPolicies {
         Self { policies, bindings, authorizer }
     }
 
-    /// One policy by way of one binding.
+    /// Runs one policy for one binding.
     async fn run(
         &self,
         attributes: &mut Attributes<'_>,
@@ -139,7 +139,7 @@ impl MutatingPolicies {
     }
 }
 
-/// The fields merged in, lists by their keys as far as the kind's schema says.
+/// Merges the fields; lists merge by their keys according to the kind's schema.
 fn applied(row: &Resource, sub: &str, before: &Json, fields: Json) -> Result<Json, String> {
     if !fields.is_object() {
         return Err("must evaluate to Object type".into());
@@ -194,7 +194,7 @@ impl Plugin for MutatingPolicies {
             let matched = match &policy.criteria {
                 Ok(criteria) => criteria.matched(attributes).await?,
                 Err(why) if policy.fails_open => {
-                    tracing::debug!(policy = policy.name, why, "the policy is left out");
+                    tracing::debug!(policy = policy.name, why, "skipping an invalid policy");
                     None
                 }
                 Err(why) => return Err(denied(attributes, policy, None, why)),

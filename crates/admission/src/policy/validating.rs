@@ -1,4 +1,4 @@
-//! ValidatingAdmissionPolicy: all policies are asked; the first refusal is what the client hears.
+//! ValidatingAdmissionPolicy: all policies are evaluated; the client gets the first refusal.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use super::environment::{Composed, Expression, POLICY_COST, composed};
 use super::{Binding, Conditions, Environment, params};
 use crate::matching::{Criteria, is_exempt};
 
-/// A message that an expression makes may be this long.
+/// The maximum length of a message from an expression.
 const LONGEST_MESSAGE: usize = 5 << 10;
 const LONGEST_ANNOTATION: usize = 10 << 10;
 const AUDIT_KEY: &str = "validation.policy.admission.k8s.io/validation_failure";
@@ -42,11 +42,11 @@ struct Validation {
     reason: Reason,
 }
 
-/// Something that speaks against the request.
+/// A failed validation.
 struct Refusal {
     message: String,
     reason: Reason,
-    /// Which of the policy's validations.
+    /// The index in the policy's validations.
     index: usize,
 }
 
@@ -62,7 +62,7 @@ impl ValidatingPolicies {
         Self { policies, bindings, authorizer }
     }
 
-    /// The refusals of one policy by way of its bindings.
+    /// Evaluates one policy for all its bindings.
     async fn ask(
         &self,
         attributes: &Attributes<'_>,
@@ -140,7 +140,7 @@ impl Plugin for ValidatingPolicies {
             if bound.is_empty() {
                 continue;
             }
-            // Later ones still warn and leave notes.
+            // Later policies still warn and write audit annotations.
             first = first.and(self.ask(attributes, policy, &bound).await);
         }
         first
@@ -194,7 +194,7 @@ fn bound(all: &[ValidatingAdmissionPolicyBinding]) -> Vec<Binding> {
     all.iter().map(binding).collect()
 }
 
-/// What one policy with one parameter has against the request.
+/// The failed validations of one policy with one parameter.
 fn judge(
     attributes: &Attributes<'_>,
     policy: &Policy,
@@ -241,7 +241,7 @@ fn judge(
     refusals
 }
 
-/// What the policy says about a failed expression: by another expression, by a text, or itself.
+/// The message of a failed validation: from an expression, a text, or the default.
 fn message(validation: &Validation, environment: &Environment<'_>, budget: &mut Budget) -> String {
     let computed = validation.message_expression.as_ref().and_then(|expression| {
         let value = environment.evaluate(expression, budget);
@@ -255,7 +255,7 @@ fn message(validation: &Validation, environment: &Environment<'_>, budget: &mut 
         .unwrap_or_else(|| format!("failed expression: {}", validation.expression.text))
 }
 
-/// Refuses, warns, notes: as the binding says.
+/// Rejects, warns or audits, by the binding's actions.
 fn act(
     attributes: &Attributes<'_>,
     policy: &Policy,

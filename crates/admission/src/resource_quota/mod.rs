@@ -1,12 +1,12 @@
-//! ResourceQuota: what would use more than a namespace's quotas allow is refused.
+//! ResourceQuota: rejects requests that would exceed a namespace's quotas.
 //!
 //! ```text
-//! usage of the object ─► quotas that it matters to ─► fits all? ─► added to each status, compared
+//! usage of the object ─► relevant quotas ─► fits all? ─► added to each status by compare-and-put
 //! ```
 //!
-//! Invariant: a quota's recorded usage never exceeds its limits by way of this plugin: it is added to
-//! in the same compare-and-put that judged it. What an object that failed later was charged, and what
-//! deleted objects used, the quota controller gives back.
+//! Invariant: this plugin never raises a quota's recorded usage above its limits: the same compare-and-put
+//! checks and adds. The quota controller gives back the charge of writes that failed later, and of deleted
+//! objects.
 
 mod usage;
 
@@ -25,9 +25,9 @@ use tokio::sync::Mutex;
 use crate::resources::{Measure, Resources, add, resources};
 use usage::Evaluator;
 
-/// Kinds that never counted.
+/// Kinds that are never counted.
 const IGNORED: [(&str, &str); 2] = [("", "events"), ("events.k8s.io", "events")];
-/// Requests of one namespace are judged one after the other; namespaces share this many places.
+/// Requests of one namespace are checked one after the other; namespaces share this many locks.
 const PLACES: usize = 64;
 
 pub(crate) struct ResourceQuota {
@@ -46,7 +46,7 @@ impl ResourceQuota {
     }
 }
 
-/// What a request adds to one quota.
+/// The amounts that a request adds to one quota.
 struct Charge {
     quota: Quota,
     delta: Resources,
@@ -96,7 +96,7 @@ impl Plugin for ResourceQuota {
     }
 }
 
-/// Which quotas the request matters to, and by how much.
+/// The quotas that the request affects, with the amounts.
 fn charges(
     attributes: &Attributes<'_>,
     evaluator: &Evaluator,
@@ -141,7 +141,7 @@ fn charges(
     Ok(charges)
 }
 
-/// What is used more than before; what is used less is given back by the controller.
+/// The amounts that increase; the controller gives back the decreases.
 fn increase(now: &Resources, before: &Resources) -> Resources {
     let more = now.iter().map(|(name, one)| {
         let before = before.get(name).copied().unwrap_or_default();
@@ -178,7 +178,7 @@ fn exceeded(quota: &Quota, used: &Resources, delta: &Resources) -> Option<String
     ))
 }
 
-/// Adds the charge to the quota as it is then, if it still fits.
+/// Adds the charge to the current quota, if it still fits.
 async fn record(attributes: &Attributes<'_>, charge: Charge) -> Result<(), StatusError> {
     let Charge { quota, delta } = charge;
     let mut ctx = attributes.registry.own_context::<Quota>();
@@ -200,7 +200,7 @@ async fn record(attributes: &Attributes<'_>, charge: Charge) -> Result<(), Statu
     };
     let intent = Intent::Modify(Box::new(modify));
     match attributes.registry.write(&ctx, &key, intent).await {
-        // A quota that is gone limits nothing.
+        // A deleted quota limits nothing.
         Err(error) if error.is(machinery::status::Reason::NotFound) => Ok(()),
         other => other.map(|_| ()),
     }

@@ -1,4 +1,4 @@
-//! What objects count for against a quota. Upstream: `pkg/quota/v1/evaluator/core`.
+//! The amounts that objects count against a quota. Upstream: `pkg/quota/v1/evaluator/core`.
 
 use api::quota::{self, DeviceClasses, is_extended};
 use apiserver::StatusError;
@@ -29,9 +29,9 @@ const POD_RESOURCES: [&str; 11] = [
 ];
 const SERVICE_RESOURCES: [&str; 4] =
     ["count/services", "services", "services.nodeports", "services.loadbalancers"];
-/// Kinds that were counted under their own names before `count/…` was there.
+/// Kinds with quota names from before `count/…` existed.
 const OLD_NAMES: [&str; 4] = ["configmaps", "resourcequotas", "replicationcontrollers", "secrets"];
-/// Whoever limits these has every container say what it needs.
+/// A quota of these requires that every container sets them.
 const REQUIRED: [&str; 6] =
     ["cpu", "memory", "requests.cpu", "requests.memory", "limits.cpu", "limits.memory"];
 
@@ -40,13 +40,13 @@ pub(super) enum Evaluator {
     Pods,
     Services,
     Claims,
-    /// Claims for devices, with what they are judged by.
+    /// Resource claims, with the objects needed to count them.
     Devices(Box<Around>),
-    /// By number: `count/deployments.apps`.
+    /// By number of objects: `count/deployments.apps`.
     Number(String),
 }
 
-/// What counts beside claims for devices: classes, and what the namespace has.
+/// The objects needed to count resource claims: classes, and the namespace's objects.
 #[derive(Default)]
 pub(super) struct Around {
     classes: DeviceClasses,
@@ -66,7 +66,7 @@ impl Evaluator {
         }
     }
 
-    /// Looks up what it judges by.
+    /// Reads the objects that counting needs.
     pub async fn look(&mut self, attributes: &Attributes<'_>) -> Result<(), StatusError> {
         if let Self::Devices(around) = self {
             let (registry, namespace) = (attributes.registry, attributes.key.namespace.as_str());
@@ -80,7 +80,7 @@ impl Evaluator {
         Ok(())
     }
 
-    /// Can the request change what is counted?
+    /// Whether the request can change the counted amounts.
     pub fn handles(&self, attributes: &Attributes<'_>) -> bool {
         let (operation, sub) = (attributes.operation, attributes.ctx.subresource.as_str());
         match (self, sub) {
@@ -100,7 +100,7 @@ impl Evaluator {
         }
     }
 
-    /// Does it count towards this name of a quota?
+    /// Whether it counts towards this name of a quota.
     pub fn counts(&self, name: &str) -> bool {
         match self {
             Self::Pods => {
@@ -124,7 +124,7 @@ impl Evaluator {
         }
     }
 
-    /// What the object uses.
+    /// The object's usage.
     pub fn usage(&self, object: &dyn Object) -> Resources {
         match self {
             Self::Pods => object.downcast().map(pod_usage).unwrap_or_default(),
@@ -140,7 +140,7 @@ impl Evaluator {
         }
     }
 
-    /// Is the quota about objects like this one?
+    /// Whether the quota applies to this object.
     pub fn matches(&self, quota: &ResourceQuota, object: &dyn Object) -> bool {
         let hard = quota.status.as_ref().and_then(|status| status.hard.as_ref());
         let relevant = hard.into_iter().flatten().any(|(name, _)| self.counts(name));
@@ -160,7 +160,7 @@ impl Evaluator {
         }
     }
 
-    /// What a quota on these names wants said and the object does not say.
+    /// The fields that a quota on these names requires and the object does not set.
     pub fn constraint(&self, names: &[&str], object: &dyn Object) -> Option<String> {
         let (Self::Pods, Some(pod)) = (self, object.downcast::<Pod>()) else { return None };
         let spec = pod.spec.as_ref()?;
@@ -192,7 +192,7 @@ fn old_name(count: &str) -> Option<&'static str> {
     OLD_NAMES.iter().find(|old| **old == name).copied()
 }
 
-/// The scopes of a quota, in both ways of writing them.
+/// The scopes of a quota, from both of its fields.
 pub(super) fn scopes(quota: &ResourceQuota) -> Vec<ScopedResourceSelectorRequirement> {
     let Some(spec) = &quota.spec else { return vec![] };
     let plain = spec.scopes.iter().flatten().map(|scope| ScopedResourceSelectorRequirement {
@@ -262,7 +262,7 @@ fn pod_usage(pod: &Pod) -> Resources {
     used
 }
 
-/// Deleted, and its grace period is over, but its node does not answer.
+/// Deleted, with its grace period over, on a node that does not respond.
 fn is_stuck(pod: &Pod) -> bool {
     let meta = &pod.metadata;
     let (Some(at), Some(grace)) = (&meta.deletion_timestamp, meta.deletion_grace_period_seconds)
@@ -321,7 +321,7 @@ fn claim_usage(claim: &PersistentVolumeClaim) -> Resources {
     used
 }
 
-/// Can a claim's new status count towards another quota, or for more? Upstream:
+/// Whether a claim's new status may count towards another quota, or more. Upstream:
 /// `RequiresQuotaReplenish`.
 fn needs_more(new: &PersistentVolumeClaim, old: &PersistentVolumeClaim) -> bool {
     let allocated = |claim: &PersistentVolumeClaim| {
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn usage_is_as_upstream_counts_it() {
+    fn usage_equals_upstreams() {
         let check = |evaluator: Evaluator, object: Box<dyn Object>, expected: &str| {
             assert_eq!(shown(&evaluator.usage(&*object)), expected);
         };
@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn containers_must_say_what_is_limited() {
+    fn containers_must_set_limited_resources() {
         let pod: Pod = serde_json::from_value(json!({"spec": {"containers": [
             {"name": "b"}, {"name": "a", "resources": {"limits": {"memory": "1"}}}]}}))
         .expect("a pod");

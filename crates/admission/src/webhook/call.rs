@@ -1,10 +1,10 @@
 //! One POST to a webhook, on connections that stay open.
 //!
-//! In: where a webhook is, a body, how long it may take. Out: the answer's body, or why there is
-//! none, in the words of upstream's client, which users and tests know.
+//! In: a webhook's address, a body, a timeout. Out: the answer's body, or an error in the words of
+//! upstream's client, which users and tests know.
 //!
-//! A Service is resolved to a ready endpoint here, because the server need not be where cluster
-//! addresses work; its certificate is checked against `<name>.<namespace>.svc` all the same.
+//! This code resolves a Service to a ready endpoint, because the server may run where cluster IPs do not
+//! work; the certificate is still checked against `<name>.<namespace>.svc`.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -24,13 +24,13 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use machinery::selector::Selector;
 use transport::{ClientError, ClientOptions, HostPort, HttpClient};
 
-/// An answer repeats at most an object, as a patch in base64.
+/// An answer contains at most one object, as a patch in base64.
 const ANSWER_BYTES: usize = 8 << 20;
-/// Clients kept; a cluster with more different authorities opens connections anew.
+/// The maximum number of clients; a cluster with more different CAs opens new connections.
 const CLIENTS: usize = 256;
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
 
-/// Where a webhook is.
+/// The address of a webhook.
 #[derive(Clone, Debug)]
 pub enum Address {
     Url(String),
@@ -38,21 +38,21 @@ pub enum Address {
     Nowhere,
 }
 
-/// And whom its certificate must be from; `None`: the machine's authorities.
+/// An address, with the CA of its certificate; `None`: the machine's CAs.
 #[derive(Clone, Debug)]
 pub struct Endpoint {
     pub address: Address,
     pub ca_pem: Option<String>,
 }
 
-/// Authorities and the name that the certificate must have.
+/// The CAs, and the required name of the certificate.
 type ClientKey = (Option<String>, Option<String>);
 
 /// The connections to all webhooks.
 #[derive(Default)]
 pub struct Clients(Mutex<HashMap<ClientKey, HttpClient>>);
 
-/// The URL as users know it, and the one that is connected to.
+/// The configured URL, and the one that is connected to.
 struct Target {
     shown: String,
     actual: Uri,
@@ -141,7 +141,7 @@ fn target_of(path: &str, timeout: Duration) -> String {
     format!("/{}?timeout={}s", path.trim_start_matches('/'), timeout.as_secs())
 }
 
-/// A URL without a path asks for `/`.
+/// Adds the path `/` to a URL without a path.
 fn with_path(url: &str) -> String {
     let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
     if rest.contains('/') { url.to_owned() } else { format!("{url}/") }
@@ -175,7 +175,7 @@ async fn resolve(
     }
 }
 
-/// A ready endpoint. Upstream: `k8s.io/apiserver/pkg/util/proxy`.
+/// Resolves a Service to a ready endpoint. Upstream: `k8s.io/apiserver/pkg/util/proxy`.
 async fn resolve_service(
     registry: &Registry,
     namespace: &str,
@@ -226,7 +226,7 @@ fn ready_endpoints(slices: &[EndpointSlice], wanted: &ServicePort) -> Vec<Socket
     found
 }
 
-/// A transport error as Go's client words it.
+/// A transport error in the words of Go's client.
 fn explain(error: &ClientError) -> String {
     let mut link: Option<&(dyn Error + 'static)> = Some(error);
     while let Some(one) = link {
@@ -249,7 +249,7 @@ fn dialing(target: &str, error: &io::Error) -> String {
         io::ErrorKind::TimedOut => "i/o timeout",
         io::ErrorKind::ConnectionReset => return "read: connection reset by peer".into(),
         io::ErrorKind::UnexpectedEof => return "EOF".into(),
-        // rustls wraps its own errors so.
+        // rustls wraps its own errors this way.
         io::ErrorKind::InvalidData => return tls_failure(error),
         _ => {
             let host = target.rsplit_once(':').map_or(target, |(host, _)| host);
@@ -275,7 +275,7 @@ fn tls_failure(error: &io::Error) -> String {
     format!("tls: failed to verify certificate: x509: {why}")
 }
 
-/// What upstream's client makes of an answer that is no success.
+/// The error of upstream's client for an answer that is no success.
 fn refused(status: StatusCode, body: &[u8]) -> String {
     let parsed: serde_json::Value = serde_json::from_slice(body).unwrap_or_default();
     if parsed["kind"] == "Status"

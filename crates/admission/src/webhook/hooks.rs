@@ -1,7 +1,7 @@
-//! The webhooks of all configurations, ready to be matched and called.
+//! The webhooks of all configurations, compiled for matching and calling.
 //!
 //! In: configurations as stored. Out: [`Hook`]s in the order of their configurations' names, with
-//! upstream's defaults for what a configuration leaves out.
+//! upstream's defaults for omitted fields.
 
 use k8s_openapi::api::admissionregistration::v1::{
     MatchCondition, MutatingWebhook, MutatingWebhookConfiguration, RuleWithOperations,
@@ -18,7 +18,7 @@ const HTTPS_PORT: u16 = 443;
 
 /// One webhook of one configuration.
 pub(crate) struct Hook {
-    /// Tells webhooks apart, also two of one name.
+    /// Identifies the webhook, also among several of one name.
     pub id: String,
     pub name: String,
     pub configuration: String,
@@ -34,7 +34,7 @@ pub(crate) struct Hook {
     pub reinvoked: bool,
 }
 
-/// What both kinds of webhooks have.
+/// The common fields of both kinds of webhooks.
 struct Parts<'a> {
     name: &'a str,
     rules: Option<&'a [RuleWithOperations]>,
@@ -104,11 +104,11 @@ fn of_validating(hook: &ValidatingWebhook) -> Parts<'_> {
     }
 }
 
-/// `None` only for selectors that validation would have refused.
+/// `None` only for selectors that validation would have rejected.
 fn compiled(configuration: &str, index: usize, parts: &Parts<'_>) -> Option<Hook> {
     let read = |one: Option<&LabelSelector>| {
         selector(one).inspect_err(|error| {
-            tracing::error!(configuration, webhook = parts.name, %error, "the webhook is left out");
+            tracing::error!(configuration, webhook = parts.name, %error, "skipping a webhook with an invalid selector");
         })
     };
     let criteria = Criteria {

@@ -1,11 +1,11 @@
-//! Webhooks: what the cluster's owner has others change or refuse.
+//! Admission webhooks: external servers that change or reject requests.
 //!
 //! ```text
 //! configurations ─► hooks ─► matched? ─► review ─► call ─► verdict ─► patch, refusal, warnings
 //! ```
 //!
-//! Invariants: no webhook is asked about webhooks or policies; a failed call is the failure
-//! policy's, a refusal is the client's; nothing is sent that the client could not have seen.
+//! Invariants: no webhook is called for webhooks or policies; after a failed call the failure policy
+//! decides, a refusal goes to the client; webhooks get only data that the client could see.
 //! Upstream: `k8s.io/apiserver/pkg/admission/plugin/webhook`.
 
 pub(crate) mod call;
@@ -31,15 +31,15 @@ pub(crate) use hooks::Hook;
 pub(crate) use review::request_of;
 use review::{Review, Verdict};
 
-/// Why a webhook's word was not heard, or what it was.
+/// Why a webhook did not allow a request.
 enum Failure {
     /// The call failed: the failure policy decides.
     Calling(String),
-    /// The webhook said no, or the request cannot be put to it.
+    /// The webhook refused, or the request must not be sent to it.
     Refused(StatusError),
 }
 
-/// One exchange with one webhook: what it said when it allowed the request.
+/// Calls one webhook; returns its answer if it allowed the request.
 async fn ask(
     clients: &Clients,
     attributes: &Attributes<'_>,
@@ -78,12 +78,12 @@ async fn ask(
     Err(Failure::Refused(refusal(&hook.name, verdict.result.as_ref())))
 }
 
-/// The error when a call failed and the policy is to fail.
+/// The error of a failed call with failurePolicy Fail.
 fn failed(hook: &Hook, why: &str) -> StatusError {
     StatusError::internal(format!("failed calling webhook {:?}: {why}", hook.name))
 }
 
-/// The Status that a webhook gave with its refusal, made presentable.
+/// The Status of a webhook's refusal, completed for the client.
 /// Upstream: `webhookerrors.ToStatusErr`.
 fn refusal(webhook: &str, result: Option<&Value>) -> StatusError {
     const BAD_REQUEST: u16 = 400;

@@ -1,7 +1,7 @@
-//! MutatingAdmissionWebhook: webhooks one after the other, each sees what the ones before made.
+//! MutatingAdmissionWebhook: calls webhooks one after the other; each sees the earlier changes.
 //!
-//! A change has the plugins run once more, and of the webhooks those that asked for it
-//! (`reinvocationPolicy: IfNeeded`) and ran before the change.
+//! After a change, the plugins run once more, and with them the webhooks that have
+//! `reinvocationPolicy: IfNeeded` and ran before the change.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -32,14 +32,14 @@ pub(crate) struct MutatingWebhooks {
     authorizer: Option<Arc<dyn Authorizer>>,
 }
 
-/// What the first round leaves for the second. Upstream: `webhookReinvokeContext`.
+/// The state that the first round keeps for the reinvocation. Upstream: `webhookReinvokeContext`.
 #[derive(Default)]
 struct Memory {
-    /// The object as the webhooks left it.
+    /// The object after the webhooks' changes.
     output: Option<Vec<u8>>,
-    /// May be called again, and have been called since the last change.
+    /// Webhooks that may be reinvoked and were called since the last change.
     called: BTreeSet<String>,
-    /// Are to be called again.
+    /// Webhooks to reinvoke.
     again: BTreeSet<String>,
 }
 
@@ -54,7 +54,7 @@ impl MutatingWebhooks {
         Self { hooks: Compiled::new(hooks::mutating), clients: Clients::default(), authorizer }
     }
 
-    /// `true`: the object changed.
+    /// True if the object changed.
     async fn apply(
         &self,
         attributes: &mut Attributes<'_>,
@@ -99,7 +99,7 @@ impl MutatingWebhooks {
                 continue;
             }
             let is_again = attributes.reinvocation.is_again();
-            // A webhook that did not match before is not called for the first time now.
+            // A webhook that did not match in the first round is not called in the second.
             let memory = attributes.reinvocation.memory::<Memory>(NAME);
             if is_again && !memory.again.contains(&hook.id) {
                 continue;

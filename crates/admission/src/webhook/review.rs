@@ -1,5 +1,5 @@
-//! AdmissionReview, version v1 (v1beta1 differs in its name and in what answers must say): the
-//! question that is sent, and what an answer means.
+//! AdmissionReview, version v1 (v1beta1 differs in its name and in the required fields of answers): the
+//! request to a webhook, and the parsing of its answer.
 
 use std::collections::BTreeMap;
 
@@ -16,20 +16,20 @@ const V1: &str = "admission.k8s.io/v1";
 const V1BETA1: &str = "admission.k8s.io/v1beta1";
 const JSON_PATCH: &str = "JSONPatch";
 
-/// A question, and what its answer must refer to.
+/// A request, and the fields that its answer must repeat.
 pub(super) struct Review {
     uid: String,
     api_version: &'static str,
     pub body: Bytes,
 }
 
-/// What an answer says.
+/// The content of an answer.
 #[derive(Debug, Default)]
 pub(super) struct Verdict {
     pub allowed: bool,
     /// A Status.
     pub result: Option<Value>,
-    /// JSON Patch; `None` when there is nothing to change.
+    /// JSON Patch; `None` for no change.
     pub patch: Option<Vec<u8>>,
     pub warnings: Vec<String>,
     pub annotations: BTreeMap<String, String>,
@@ -56,7 +56,7 @@ struct Response {
 }
 
 impl Review {
-    /// `object` and `old` are in `row`'s version, null where there is none.
+    /// `object` and `old` are in `row`'s version; null if absent.
     pub fn new(
         attributes: &Attributes<'_>,
         versions: &[String],

@@ -1,4 +1,4 @@
-//! ValidatingAdmissionWebhook: all webhooks at once; the first refusal counts.
+//! ValidatingAdmissionWebhook: calls all webhooks concurrently; the first refusal counts.
 
 use std::sync::Arc;
 

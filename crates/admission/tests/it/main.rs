@@ -1,4 +1,4 @@
-//! The admission chain on a real registry.
+//! The admission chain with a real registry.
 
 mod nodes;
 mod plugins;

@@ -1,4 +1,4 @@
-//! NodeRestriction, where it looks at other objects: whose tokens and certificates a node asks for.
+//! NodeRestriction's checks that read other objects: tokens and certificates that a node requests.
 
 use std::sync::Arc;
 
@@ -73,7 +73,7 @@ fn plugin() -> Box<dyn Plugin> {
     all.next().expect("is on by default")
 }
 
-/// Runs the work with gates, on this thread.
+/// Runs the future with feature gates, on this thread.
 fn with_gates(gates: Gates, work: impl Future<Output = ()>) {
     let mut builder = tokio::runtime::Builder::new_current_thread();
     let runtime = builder.enable_all().build().expect("a runtime");
@@ -99,7 +99,7 @@ impl Bench {
         bench
     }
 
-    /// Creates an object; answers its UID.
+    /// Creates an object; returns its UID.
     async fn write(&self, version: &str, kind: &str, name: &str, parts: Value) -> String {
         let mut tree = json!({"apiVersion": version, "kind": kind, "metadata": {"name": name}});
         if self.world.context(version, kind).resource.namespaced {
@@ -140,7 +140,7 @@ impl Bench {
         self.plugin.admit(&mut attributes).await
     }
 
-    /// Why the node gets no token of the service account for its pod.
+    /// The refusal of the node's token request for its pod; empty if it is allowed.
     async fn token(&self, pod: (&str, &str), audiences: &[&str]) -> String {
         let (name, uid) = pod;
         let bound = json!({"apiVersion": "v1", "kind": "Pod", "name": name, "uid": uid});
@@ -166,7 +166,7 @@ fn claimed(claim: &str) -> Value {
     json!([{"name": "c", "persistentVolumeClaim": {"claimName": claim}}])
 }
 
-/// Pods whose volumes have to do with an audience in every way that there is.
+/// Creates pods whose volumes need an audience in all possible ways.
 async fn volumes(bench: &Bench) {
     for (name, audience) in [("driver", "csi"), ("ebs.csi.aws.com", "ebs"), ("plain", "")] {
         let spec = json!({"tokenRequests": [{"audience": "unused"}, {"audience": audience}]});
@@ -190,7 +190,7 @@ async fn volumes(bench: &Bench) {
 }
 
 #[tokio::test]
-async fn a_node_asks_for_the_audiences_of_its_pods() {
+async fn a_node_gets_tokens_for_the_audiences_of_its_pods() {
     let bench = Bench::start().await;
     volumes(&bench).await;
     let unknown = |audience: &str| {
@@ -210,7 +210,7 @@ async fn a_node_asks_for_the_audiences_of_its_pods() {
         .expect("a list")
         .extend(projected("vault").as_array().expect("a list").clone());
     let both_broken = json!([claimed("nothing")[0], {"name": "d", "csi": {"driver": "nobody"}}]);
-    // Pods called `of` have the claims of ephemeral volumes.
+    // Pods named `of` have the claims of ephemeral volumes.
     for (name, volumes, audiences, expected) in [
         ("none", json!([]), &[""][..], unknown("")),
         ("of", projected(""), &[], String::new()),
@@ -252,7 +252,7 @@ async fn a_node_asks_for_the_audiences_of_its_pods() {
 }
 
 #[tokio::test]
-async fn a_token_is_a_pods_of_the_node() {
+async fn a_token_is_bound_to_a_pod_on_the_node() {
     let bench = Bench::start().await;
     let own = bench.pod("own", "n", projected("vault")).await;
     let other = bench.pod("other", "m", projected("vault")).await;
@@ -275,7 +275,7 @@ async fn a_token_is_a_pods_of_the_node() {
 }
 
 #[test]
-fn audiences_are_anybodys_while_the_gate_is_closed() {
+fn audiences_are_not_restricted_without_the_gate() {
     let gates = Gates::DEFAULT.with(Feature::ServiceAccountNodeAudienceRestriction, false);
     with_gates(gates, async {
         let bench = Bench::start().await;
@@ -288,8 +288,8 @@ fn audiences_are_anybodys_while_the_gate_is_closed() {
 const REQUESTS: (&str, &str) = ("certificates.k8s.io/v1beta1", "PodCertificateRequest");
 
 impl Bench {
-    /// What becomes of a request for a certificate of the pod `own`, with some fields changed: its
-    /// code and message.
+    /// Requests a certificate for the pod `own`, with some fields changed; returns the answer's code and
+    /// message.
     async fn certificate(&self, operation: Operation, part: &str, changed: Value) -> (u16, String) {
         let uid = async |kind: &str, name: &str| {
             let context = self.world.context("v1", kind);
@@ -318,7 +318,7 @@ impl Bench {
 }
 
 #[test]
-fn a_node_asks_for_certificates_of_its_pods() {
+fn a_node_gets_certificates_for_its_pods() {
     let gates = Gates::DEFAULT.with(Feature::PodCertificateRequest, true);
     with_gates(gates, async {
         let bench = Bench::start().await;
@@ -401,7 +401,7 @@ fn a_node_asks_for_certificates_of_its_pods() {
 }
 
 #[tokio::test]
-async fn a_node_asks_for_no_certificates_while_the_gate_is_closed() {
+async fn a_node_gets_no_pod_certificates_without_the_gate() {
     let bench = Bench::start().await;
     bench.pod("own", "n", json!([])).await;
     let found = bench.certificate(Operation::Create, "", json!({})).await;

@@ -87,7 +87,7 @@ async fn quotas_are_charged_and_not_exceeded() {
         json!({"apiVersion": "v1", "kind": "ConfigMap",
             "metadata": {"name": name, "namespace": "web"}})
     };
-    // Many at once, and one fits.
+    // Of many concurrent writes, one fits.
     let all: Vec<Value> = (0..8).map(|n| map(&format!("m{n}"))).collect();
     let written = futures::future::join_all(all.into_iter().map(|one| world.write(one))).await;
     assert_eq!(written.iter().filter(|one| one.is_ok()).count(), 1);
@@ -99,7 +99,7 @@ async fn quotas_are_charged_and_not_exceeded() {
 }
 
 #[tokio::test]
-async fn limit_ranges_fill_in_and_bound() {
+async fn limit_ranges_set_defaults_and_limits() {
     let world = world(&[]).await;
     let range = json!({"apiVersion": "v1", "kind": "LimitRange",
     "metadata": {"name": "r", "namespace": "web"},
@@ -126,7 +126,7 @@ async fn limit_ranges_fill_in_and_bound() {
 }
 
 #[tokio::test]
-async fn classes_are_filled_in() {
+async fn default_classes_are_set() {
     let world = world(&[]).await;
     let class = |name: &str, default: &str| {
         json!({"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "provisioner": "x",
@@ -162,7 +162,7 @@ async fn classes_are_filled_in() {
 }
 
 #[tokio::test]
-async fn namespaces_say_how_much_their_pods_may_do() {
+async fn namespaces_set_the_security_level_of_their_pods() {
     let world = world(&[]).await;
     world.write(pod("early", json!({"hostNetwork": true}))).await.expect("is written");
     let ctx = world.context("v1", "Namespace");
@@ -192,7 +192,7 @@ async fn namespaces_say_how_much_their_pods_may_do() {
 }
 
 #[tokio::test]
-async fn a_node_changes_nothing_but_itself() {
+async fn a_node_changes_only_itself() {
     let world = world(&[]).await;
     let node = |name: &str, labels: Value| json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}});
     world.write(node("other", json!({}))).await.expect("is written");
@@ -215,7 +215,7 @@ async fn a_node_changes_nothing_but_itself() {
         "nodes \"n\" is forbidden: is not allowed to modify labels: node-role.kubernetes.io/control-plane",
     )
     .await;
-    // What the server noted stays when the node replaces its Node, and cannot be changed.
+    // The server's annotations stay when the node replaces its Node, and cannot be changed.
     let again = || {
         let mut again = node("n", json!({"mine": "y"}));
         let taint = json!({"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"});

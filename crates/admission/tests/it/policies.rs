@@ -52,7 +52,7 @@ fn message(outcome: Result<Value, StatusError>) -> String {
 }
 
 #[tokio::test]
-async fn a_validating_policy_refuses_in_its_own_words() {
+async fn a_validating_policy_refuses_with_its_messages() {
     let spec = json!({
         "matchConstraints": constraints(),
         "matchConditions": [{"name": "not-exempt", "expression": "object.metadata.name != 'exempt'"}],
@@ -95,10 +95,10 @@ async fn a_validating_policy_refuses_in_its_own_words() {
     world.shutdown().await;
 }
 
-/// Four characters of which three calls would make a gigabyte: the write is refused before that, by
-/// an expression and by a variable that it names.
+/// Three calls would turn four characters into a gigabyte: the write is refused before that, for an
+/// expression and for a variable that it refers to.
 #[tokio::test]
-async fn a_policy_that_would_make_a_huge_text_is_stopped() {
+async fn a_policy_with_a_huge_text_is_stopped() {
     let grown = format!(".replace('a', '{}')", "a".repeat(1000)).repeat(3);
     let direct = format!("size(object.data.text{grown}) > 0");
     let cases = [
@@ -141,7 +141,7 @@ async fn policies_take_parameters_and_warn() {
     );
     world.write(config_map("params", "limits", json!({"limit": "5"}))).await.expect("is written");
     let ctx = world.context("v1", "ConfigMap");
-    world.write_in(&ctx, big()).await.expect("is warned about only");
+    world.write_in(&ctx, big()).await.expect("only a warning");
     assert_eq!(
         ctx.take_warnings(),
         ["Validation failed for ValidatingAdmissionPolicy 'p' with binding 'p': at most 5"]
@@ -170,7 +170,7 @@ async fn a_mutating_policy_applies_and_patches() {
 }
 
 #[tokio::test]
-async fn match_conditions_narrow_webhooks_down() {
+async fn match_conditions_restrict_webhooks() {
     let world = World::start(rows(), &[]);
     world.namespace("web", json!({})).await;
     let set = async |expression: &str, policy: &str| {

@@ -1,4 +1,4 @@
-//! What plugins went by changes while others still think about a request.
+//! Objects that plugins relied on change while a slow plugin still handles the request.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -19,11 +19,11 @@ enum Meanwhile {
     Deleted,
     Terminating,
     Labelled,
-    /// Somebody else is quicker.
+    /// Another client creates the object first.
     Taken,
 }
 
-/// As a slow webhook: while it thinks, the next of these things happens.
+/// Simulates a slow webhook: during each call, the next of these events happens.
 struct Slow(Arc<Mutex<VecDeque<Meanwhile>>>);
 
 #[async_trait]
@@ -70,7 +70,7 @@ impl Plugin for Slow {
 }
 
 #[tokio::test]
-async fn nothing_is_created_in_a_namespace_that_went_meanwhile() {
+async fn nothing_is_created_in_a_namespace_deleted_meanwhile() {
     use Meanwhile::*;
     let rows = vec![
         row::<ConfigMap>(),
@@ -112,7 +112,7 @@ async fn nothing_is_created_in_a_namespace_that_went_meanwhile() {
     let terminating = r#"configmaps "x" is forbidden: unable to create new content in namespace c because it is being terminated"#;
     let going = check("c", named(), &[Terminating], terminating).await;
     assert_eq!(going, Some(Reason::Forbidden));
-    // What does not matter to them is no reason to refuse.
+    // Irrelevant changes are no reason to refuse.
     check("d", named(), &[], "").await;
     check("e", named(), &[Labelled, Labelled, Labelled], "").await;
     let taken = check("f", named(), &[Taken], r#"configmaps "x" already exists"#).await;

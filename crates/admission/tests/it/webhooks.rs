@@ -1,4 +1,4 @@
-//! Webhooks over HTTPS: what they are asked, what their answers do, what happens when they fail.
+//! Webhooks over HTTPS: their requests, their answers, and their failures.
 
 use apiserver::StatusError;
 use apiserver::resource::Resource;
@@ -34,7 +34,7 @@ const DENY: Answer = |_| json!({"allowed": false, "status": {"message": "no such
 const DENY_SILENTLY: Answer = |_| json!({"allowed": false});
 const ADD_A: Answer =
     |_| json!({"allowed": true, "patch": [{"op": "add", "path": "/data/a", "value": "1"}]});
-/// Adds `b` where `a` is.
+/// Adds `b` if `a` exists.
 const ADD_B: Answer = |request| match request["object"]["data"].get("a") {
     Some(_) => {
         json!({"allowed": true, "patch": [{"op": "add", "path": "/data/b", "value": "2"}]})
@@ -94,11 +94,11 @@ async fn a_validating_webhook_refuses_allows_and_warns() {
     let refused = world.write(config_map("x", json!({}))).await.expect_err("is refused");
     let silent = "admission webhook \"v.example.com\" denied the request without explanation";
     assert_eq!((refused.message.as_str(), refused.code), (silent, 400));
-    // Selectors spare what they do not select.
+    // Selectors exclude objects that they do not select.
     set("/deny", json!({"objectSelector": {"matchLabels": {"app": "y"}}})).await;
-    world.write(config_map("x", json!({}))).await.expect("is not asked about");
+    world.write(config_map("x", json!({}))).await.expect("the webhook is not called");
     set("/deny", json!({"namespaceSelector": {"matchLabels": {"guarded": "yes"}}})).await;
-    world.write(config_map("x", json!({"k": "v"}))).await.expect("is not asked about");
+    world.write(config_map("x", json!({"k": "v"}))).await.expect("the webhook is not called");
     world.namespace("web", json!({"guarded": "yes"})).await;
     assert!(message(world.write(config_map("x", json!({}))).await).contains("no such luck"));
 
@@ -122,14 +122,14 @@ async fn a_validating_webhook_refuses_allows_and_warns() {
     assert_eq!(asked[1]["operation"], "DELETE");
     assert_eq!(asked[1]["object"], Value::Null);
     assert_eq!(asked[1]["oldObject"]["data"]["k"], "w");
-    // One connection carried it all.
+    // All calls used one connection.
     assert_eq!(server.connections.lock().expect("the test's").len(), 1);
     server.shutdown().await;
     world.shutdown().await;
 }
 
 #[tokio::test]
-async fn mutating_webhooks_see_what_others_made() {
+async fn mutating_webhooks_see_earlier_changes() {
     let world = World::start(rows(), &[]);
     world.namespace("web", json!({})).await;
     let server = Webhooks::start(&[("/a", ADD_A), ("/b", ADD_B)]).await;
@@ -153,7 +153,7 @@ async fn mutating_webhooks_see_what_others_made() {
 }
 
 #[tokio::test]
-async fn failures_are_the_failure_policys() {
+async fn the_failure_policy_decides_about_failures() {
     let world = World::start(rows(), &[]);
     world.namespace("web", json!({})).await;
     let server = Webhooks::start(&[("/slow", ALLOW), ("/typeless", TYPELESS)]).await;
@@ -220,7 +220,7 @@ async fn failures_are_the_failure_policys() {
 }
 
 #[tokio::test]
-async fn a_service_leads_to_a_ready_endpoint() {
+async fn a_service_resolves_to_a_ready_endpoint() {
     let world = World::start(rows(), &[]);
     world.namespace("web", json!({})).await;
     let server = Webhooks::start(&[("/deny", DENY)]).await;
@@ -251,7 +251,7 @@ async fn a_service_leads_to_a_ready_endpoint() {
 }
 
 #[tokio::test]
-async fn connections_and_dry_runs_are_asked_about_too() {
+async fn webhooks_see_connections_and_dry_runs() {
     let world = World::start(rows(), &[]);
     world.namespace("web", json!({})).await;
     let server = Webhooks::start(&[("/deny", DENY)]).await;
@@ -278,7 +278,7 @@ async fn connections_and_dry_runs_are_asked_about_too() {
     assert_eq!(request["kind"]["kind"], "PodAttachOptions");
     assert_eq!(request["resource"]["resource"], "pods");
     assert_eq!(request["object"]["stdin"], true);
-    // Webhooks are never asked about webhooks.
+    // Webhooks are never called for webhooks.
     world.write(configuration("ValidatingWebhookConfiguration", vec![])).await.expect("is written");
     server.shutdown().await;
     world.shutdown().await;

@@ -7,6 +7,7 @@ mod claims;
 mod compiled;
 mod delete;
 mod known;
+pub mod local;
 mod managed;
 mod metadata;
 mod options;
@@ -33,6 +34,8 @@ use crate::metrics::storage::StorageNumbers;
 use crate::request::{Key, RequestContext, UserInfo};
 use crate::resource::{CreateHandler, Created, Examined, Resource, ResourceTable};
 use crate::schemas::{NoSchemas, SchemaSource};
+pub(crate) use read::parse_version;
+
 pub use crate::stored::{EventStream, List, Stored, WatchEvent};
 
 /// See the module. Clones share the registry.

@@ -275,7 +275,7 @@ impl Registry {
         Ok(Box::pin(futures::stream::unfold(watcher, Watcher::step)))
     }
 
-    fn scope(
+    pub(super) fn scope(
         &self,
         row: &Resource,
         namespace: &str,
@@ -379,7 +379,7 @@ fn all_stored<'e>(
 }
 
 /// Missing and empty are the same.
-fn parse_version(text: Option<&str>) -> Result<Option<Revision>, StatusError> {
+pub(crate) fn parse_version(text: Option<&str>) -> Result<Option<Revision>, StatusError> {
     match text {
         None | Some("") => Ok(None),
         Some(text) => text.parse().map(|number| Some(Revision(number))).map_err(|_| {

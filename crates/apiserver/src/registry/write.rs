@@ -125,6 +125,7 @@ impl Registry {
         self.chain().admit(&mut attributes).await?;
         strategy.default(&mut *object);
         strategy.prepare_create(ctx, &mut *object);
+        strategy.settle(self, ctx, &mut *object, None).await?;
         // No strategy has rules about managed fields, which would be half of the tree.
         let owners = object.meta_mut().managed_fields.take();
         let examined = Examined::new(&*object);
@@ -257,7 +258,7 @@ impl Registry {
             &options,
         );
         self.chain().admit(&mut attributes).await?;
-        self.prepare_update(ctx, &mut *object, &mut *old)?;
+        self.prepare_update(ctx, &mut *object, &mut *old).await?;
         let attributes = Attributes::new(
             ctx,
             self,
@@ -290,7 +291,7 @@ impl Registry {
     }
 
     /// Everything between mutating and validating admission.
-    fn prepare_update(
+    async fn prepare_update(
         &self,
         ctx: &RequestContext,
         object: &mut dyn Object,
@@ -301,6 +302,7 @@ impl Registry {
         strategy.default(object);
         metadata::carry_over(object, old);
         strategy.prepare_update(ctx, object, old);
+        strategy.settle(self, ctx, object, Some(&*old)).await?;
         // Subresources that change the desired state count, too: ephemeral containers, resize, scale.
         let wish = !matches!(ctx.subresource.as_str(), "status" | "binding");
         if wish && strategy.bumps_generation(object, old) {
@@ -328,9 +330,14 @@ impl Registry {
     ) -> Result<Attempt, StatusError> {
         let row = &ctx.resource;
         let missing = || StatusError::not_found(&row.group, &row.plural, &key.name);
-        if !ctx.subresource.is_empty() {
+        // Where a write may create, upstream's status does so, too: as a new object, without status.
+        let makes_whole = ctx.subresource == "status" && row.strategy.create_on_update();
+        if !ctx.subresource.is_empty() && !makes_whole {
             return Err(missing());
         }
+        let mut whole = ctx.clone();
+        whole.subresource.clear();
+        let ctx = &whole;
         let (mut object, new) = match intent {
             Intent::Update { object } if row.strategy.create_on_update() => {
                 (object.boxed_clone(), New::Put)

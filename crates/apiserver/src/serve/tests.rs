@@ -18,6 +18,7 @@ use crate::admission::Chain;
 use crate::testing;
 
 mod cbor;
+mod local;
 mod websocket;
 
 /// The user is in the `User` header; without one the request is anonymous.

@@ -11,6 +11,7 @@ use machinery::{Object, StatusError};
 use transport::ConnectionInfo;
 
 use crate::audit::Trail;
+use crate::authn::LocalIdentity;
 use crate::authz::{Attributes, Decision, decide, forbidden};
 use crate::codec::decode::{BodyFormat, Wanted, body_format};
 use crate::codec::negotiate::{Messages, Offer, Speaks, negotiate};
@@ -18,7 +19,7 @@ use crate::codec::protobuf::Protobuf;
 use crate::codec::table::TableOptions;
 use crate::codec::{Accept, cbor};
 use crate::query::Query;
-use crate::registry::Registry;
+use crate::registry::{Registry, local};
 use crate::request::{Key, MayCreate, RequestContext, RequestInfo, UserInfo};
 use crate::resource::{Behaviour, Resource, ResourceTable};
 use crate::shared::Shared;
@@ -90,6 +91,16 @@ impl Call {
     /// whose path contains its own name as the namespace.
     pub fn namespace(&self) -> &str {
         if self.row.namespaced { &self.info.namespace } else { "" }
+    }
+
+    /// Whether the client is of this process, can take objects without their encoding, and they are kept as it
+    /// wants them.
+    pub fn takes_objects(&self) -> bool {
+        let extensions = &self.parts.extensions;
+        extensions.get::<LocalIdentity>().is_some()
+            && extensions.get::<transport::local::Wanted>().is_some()
+            && self.query.first("continue").is_none()
+            && local::is_shared(&self.row)
     }
 
     pub fn key(&self) -> Key {

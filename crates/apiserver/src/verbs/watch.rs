@@ -2,6 +2,7 @@
 //!
 //! In: a call, the events of its row. Out: a body that streams them, or messages of a WebSocket if the client
 //! requests one: text if the frames are JSON, else binary. A task of the server writes to the WebSocket.
+//! A client in this process may get the changes themselves.
 //! Upstream: `endpoints/handlers/watch.go`.
 //!
 //! Deviation: upstream refuses a WebSocket without an `Origin` header (403), although the header proves
@@ -16,11 +17,14 @@ use http_body::Frame;
 use http_body_util::{BodyExt, StreamBody};
 use machinery::StatusError;
 use machinery::status::Reason;
+use transport::local::Objects;
 use transport::ws::{self, Message};
 
+use super::list::given;
 use super::{Call, get, list_options};
 use crate::codec::frames::Framer;
 use crate::codec::{self, Media, cbor};
+use crate::registry::parse_version;
 use crate::relay;
 use crate::resource::Body;
 
@@ -44,6 +48,13 @@ pub async fn watch(call: Call) -> Result<Response<Body>, StatusError> {
     let mut options = list_options::read(&call, list_options::For::Watch)?;
     options.timeout =
         Some(options.timeout.unwrap_or_else(|| default_timeout(call.shared.options.min_watch)));
+    let after = parse_version(options.resource_version.as_deref())?;
+    if let Some(after) = after.filter(|after| after.0 > 0 && call.takes_objects()) {
+        let (registry, namespace) = (call.registry(), call.namespace());
+        let changes = registry.watch_shared(&call.row, namespace, &options, after).await?;
+        let changes = changes.take_until(call.shared.shutdown());
+        return Ok(given(Objects::Changes(Box::pin(changes))));
+    }
     let events = call.registry().watch(&call.row, call.namespace(), &options).await?;
     let mut framer = Framer::new(call.row.clone(), &call.accept, table_options);
     let numbers = call.shared.metrics.watch(&call.row);

@@ -1,6 +1,6 @@
-//! `AuthenticationConfiguration`, as a file says it and as the `--oidc-*` flags mean it.
+//! `AuthenticationConfiguration`: from a file, or from the `--oidc-*` flags.
 //!
-//! In: YAML. Out: issuers whose every field was checked, with upstream's paths and words.
+//! In: YAML. Out: issuers with all fields checked; errors have upstream's paths and words.
 //! Upstream: `k8s.io/apiserver/pkg/apis/apiserver/{v1,validation}`.
 
 use machinery::field::{FieldErrors, Path};
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::mapping::{Expression, Mapping, Rule, Source};
 
-/// Groups whose keys of `extra` are the cluster's own.
+/// Domains of `extra` keys that are reserved for Kubernetes.
 const RESERVED: [&str; 2] = ["kubernetes.io", "k8s.io"];
 const VERSIONS: [&str; 3] = [
     "apiserver.config.k8s.io/v1",
@@ -28,7 +28,7 @@ pub struct AuthenticationConfiguration {
     pub anonymous: Option<Anonymous>,
 }
 
-/// Who may come without credentials, and where to.
+/// Whether, and for which paths, requests without credentials are allowed.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Anonymous {
@@ -59,7 +59,7 @@ pub struct Issuer {
     pub url: String,
     #[serde(rename = "discoveryURL")]
     pub discovery_url: String,
-    /// PEM; the machine's authorities without it.
+    /// PEM; empty means the machine's CAs.
     pub certificate_authority: String,
     pub audiences: Vec<String>,
     pub audience_match_policy: String,
@@ -113,7 +113,7 @@ pub struct UserRule {
     pub message: String,
 }
 
-/// An issuer that may be used.
+/// A valid issuer.
 #[derive(Debug)]
 pub struct CheckedIssuer {
     pub issuer: Issuer,
@@ -134,7 +134,7 @@ impl AuthenticationConfiguration {
         Ok(config)
     }
 
-    /// Checks everything. `disallowed`: issuers of the cluster's own tokens.
+    /// Checks all fields. `disallowed`: issuers of the cluster's own tokens.
     pub fn check(&self, disallowed: &[String]) -> Result<Vec<CheckedIssuer>, String> {
         let mut errors = FieldErrors::default();
         let mut checked = vec![];
@@ -216,7 +216,7 @@ fn check_url(url: &str, disallowed: &[String], path: &Path, errors: &mut FieldEr
         let why = format!("URL must not overlap with disallowed issuers: [{all}]");
         errors.invalid(path, url, &why);
     }
-    // `http::Uri` drops fragments silently: they are looked for in the text.
+    // `http::Uri` drops fragments silently: so look for them in the text.
     let (bare, fragment) = url.split_once('#').map_or((url, ""), |(bare, rest)| (bare, rest));
     let Ok(parsed) = bare.parse::<http::Uri>() else {
         errors.invalid(path, url, &format!("parse {url:?}: invalid URI for request"));
@@ -323,7 +323,7 @@ fn check_user_rules(
     }
 }
 
-/// An expression that says yes or no.
+/// Compiles an expression that must return a boolean.
 fn condition(
     text: &str,
     of_claims: bool,
@@ -474,7 +474,7 @@ mod tests {
 ";
 
     #[test]
-    fn mistakes_are_named_as_upstream_names_them() {
+    fn mistakes_have_upstreams_messages() {
         let check = |change: (&str, &str), expected: &str| {
             let text = format!("{HEAD}{}", GOOD.replacen(change.0, change.1, 1));
             let outcome = AuthenticationConfiguration::parse(&text);
@@ -529,7 +529,7 @@ mod tests {
     }
 
     #[test]
-    fn other_documents_are_no_configuration() {
+    fn other_documents_are_rejected() {
         for text in ["", "kind: Pod", "apiVersion: apiserver.config.k8s.io/v1\nkind: X", "jwt: {"] {
             assert!(AuthenticationConfiguration::parse(text).is_err(), "{text}");
         }

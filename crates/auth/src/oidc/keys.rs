@@ -1,8 +1,8 @@
-//! The keys of an issuer, and what they sign.
+//! The keys of an issuer, and the check of signatures.
 //!
 //! In: compact tokens (JWS), key sets (JWKS). Out: whether one of the keys signed the token.
-//! Invariant: only the algorithms of [`ALGORITHMS`] count, `none` and shared secrets never; the
-//! algorithm must fit the kind of key.
+//! Invariant: only the algorithms of [`ALGORITHMS`] are accepted, never `none` or shared secrets; the
+//! algorithm must fit the type of the key.
 
 use aws_lc_rs::signature::{
     self as sig, EcdsaVerificationAlgorithm, RsaParameters, RsaPublicKeyComponents,
@@ -12,7 +12,7 @@ use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::Deserialize;
 
-/// What a key set may hold, so that a hostile one does not fill memory.
+/// The maximum number of keys, so that a hostile key set does not fill the memory.
 const KEYS: usize = 1000;
 
 #[derive(Clone, Copy)]
@@ -39,12 +39,12 @@ pub fn is_algorithm(name: &str) -> bool {
     ALGORITHMS.iter().any(|(known, _)| *known == name)
 }
 
-/// All of them.
+/// The names of all algorithms.
 pub fn algorithms() -> Vec<String> {
     ALGORITHMS.iter().map(|(name, _)| (*name).to_owned()).collect()
 }
 
-/// A public key, as far as it verifies.
+/// A public key, with the fields for verification.
 #[derive(Debug, Default, Deserialize)]
 pub struct Jwk {
     #[serde(default)]
@@ -63,7 +63,7 @@ pub struct Jwk {
     y: String,
 }
 
-/// The keys of a JWKS document; those of unknown kinds do no harm.
+/// The keys of a JWKS document; keys of unknown types are kept, but never verify.
 pub fn parse(document: &[u8]) -> Result<Vec<Jwk>, String> {
     #[derive(Deserialize)]
     struct Set {
@@ -76,13 +76,13 @@ pub fn parse(document: &[u8]) -> Result<Vec<Jwk>, String> {
     Ok(set.keys)
 }
 
-/// A token taken apart; nothing of it is to be believed yet.
+/// A parsed token. Its content is not verified yet.
 #[derive(Debug)]
 pub struct Jws<'a> {
     pub algorithm: String,
     pub key_id: String,
     pub payload: Vec<u8>,
-    /// Header and payload as they were sent.
+    /// Header and payload as received.
     signed: &'a str,
     signature: Vec<u8>,
 }
@@ -118,7 +118,7 @@ impl<'a> Jws<'a> {
         })
     }
 
-    /// Did one of the keys sign it? A token that names its key asks that one only.
+    /// Whether one of the keys signed it. If the token names a key, only that one is tried.
     pub fn is_signed_by(&self, keys: &[Jwk]) -> bool {
         let method = ALGORITHMS.iter().find(|(name, _)| *name == self.algorithm);
         let Some((_, method)) = method else { return false };
@@ -163,7 +163,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// A key pair of the cluster's kind, for tests that play an issuer.
+    /// A key pair of the cluster's type, for tests that act as an issuer.
     pub(crate) struct Signer {
         pair: sig::EcdsaKeyPair,
         kid: &'static str,
@@ -213,10 +213,10 @@ pub(crate) mod tests {
         check(&one.sign(&claims), &both, true);
         check(&two.sign(&claims), &both, true);
         check(&one.sign(&claims), &keys(&[&two]), false);
-        // Named after another key, or after none.
+        // A token that names another key, or no key.
         check(&one.sign_as(&json!({"alg": "ES256", "kid": "two"}), &claims), &both, false);
         check(&one.sign_as(&json!({"alg": "ES256"}), &claims), &both, true);
-        // Another algorithm than the key's, shared secrets, none at all, unknown demands.
+        // An algorithm that does not fit the key, shared secrets, no signature, unknown critical headers.
         for alg in ["none", "HS256", "RS256", "ES384", ""] {
             check(&one.sign_as(&json!({"alg": alg, "kid": "one"}), &claims), &both, false);
         }
@@ -230,7 +230,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn key_sets_may_be_strange() {
+    fn unusual_key_sets() {
         assert!(parse(b"{}").is_err() && parse(b"[]").is_err());
         let odd =
             br#"{"keys":[{"kty":"oct","k":"AA"},{"kty":"EC","crv":"P-256","x":"%","y":""},{}]}"#;

@@ -1,12 +1,12 @@
-//! From the claims of a verified token to a user, by claims' names or by expressions.
+//! Maps the claims of a verified token to a user, by claims' names or by expressions.
 //!
-//! In: claims, rules. Out: a user, or why there is none, in upstream's words. Pure.
+//! In: claims, rules. Out: a user, or an error in upstream's words. Pure.
 
 use apiserver::request::UserInfo;
 use cel::{Budget, CompileError, EvalError, Object, Program, Type, Value};
 use serde_json::{Map, Value as Json};
 
-/// What one expression may cost.
+/// The cost limit of one expression.
 const COST: u64 = 1_000_000;
 const CREDENTIAL_ID: &str = "authentication.kubernetes.io/credential-id";
 
@@ -18,7 +18,7 @@ pub struct Expression {
     pub program: Program,
 }
 
-/// Where a part of the user comes from.
+/// The source of a field of the user.
 #[derive(Debug, Default)]
 pub enum Source {
     #[default]
@@ -42,7 +42,7 @@ pub struct Mapping {
     pub groups: Source,
     pub uid: Source,
     pub extra: Vec<(String, Expression)>,
-    /// Claims and the values they must have.
+    /// Claims and their required values.
     pub required: Vec<(String, String)>,
     pub claim_rules: Vec<Rule>,
     pub user_rules: Vec<Rule>,
@@ -70,7 +70,7 @@ impl Expression {
         Ok(Self { text: text.to_owned(), program: cel::compile(text, &[(name, kind)])? })
     }
 
-    /// The expression names one variable only, whatever it is called.
+    /// The expression uses only one variable, so its name does not matter.
     fn evaluate(&self, value: &Value) -> Result<Value, String> {
         let outcome = self.program.evaluate(&|_| Some(value.clone()), &mut Budget::new(COST));
         outcome.map_err(|error| match error {
@@ -224,7 +224,7 @@ fn user_value(user: &UserInfo) -> Value {
     ])
 }
 
-/// A claim as a string; null is the empty one, as Go reads it.
+/// A claim as a string; like in Go, null is the empty string.
 fn text(claim: &Json) -> Result<String, String> {
     match claim {
         Json::String(text) => Ok(text.clone()),
@@ -243,7 +243,7 @@ fn one_or_many(claim: &Json) -> Result<Vec<String>, String> {
     }
 }
 
-/// What an expression yields as a list: a string, strings, or nothing. Empty ones do not count.
+/// The result of an expression as a list: from a string, strings, or nothing. Empty strings are dropped.
 fn texts(value: &Value) -> Result<Vec<String>, String> {
     const WRONG: &str = "expression must return a string or a list of strings";
     let items = match value {

@@ -1,15 +1,15 @@
-//! Tokens of OpenID providers, named in a configuration that may change while the server runs.
+//! Tokens of OpenID providers, by a configuration that may change while the server runs.
 //!
 //! ```text
-//!  configuration ► check ► a generation of issuers ► healthy? ► the current one
-//!                            │ discovery ► keys        (the old one answers until then)
-//!  token ► whose? ► signature, audience, times ► claims ► mapping ► user
+//!  configuration ► check ► new issuers ► healthy? ► current issuers
+//!                            │ discovery ► keys     (the old ones answer until then)
+//!  token ► issuer? ► signature, audience, times ► claims ► mapping ► user
 //! ```
 //!
-//! In: an [`AuthenticationConfiguration`], tokens. Out: users. Keys are fetched when a token names
-//! one that is not known, and when they are old.
-//! Invariant: an issuer's token is judged by this issuer alone; nothing of a token is believed
-//! before its signature was checked. Upstream: `plugin/pkg/authenticator/token/oidc`.
+//! In: an [`AuthenticationConfiguration`], tokens. Out: users. Keys are fetched when a token names an
+//! unknown key, and when they are old.
+//! Invariant: only its own issuer verifies a token; no claim is used before the signature is checked.
+//! Upstream: `plugin/pkg/authenticator/token/oidc`.
 
 pub mod config;
 pub mod keys;
@@ -33,21 +33,21 @@ use provider::Provider;
 
 use crate::tokens::{Recognized, TokenAuthenticator};
 
-/// A new configuration takes over when its issuers answered within this time. Upstream: the same.
+/// A new configuration is used when its issuers answer within this time. Upstream: the same.
 const TAKEOVER: Duration = Duration::from_secs(60);
-/// What go-oidc grants to clocks that run ahead.
+/// The tolerance of go-oidc for clocks that run ahead, in seconds.
 const NOT_BEFORE_LEEWAY: i64 = 300;
 
-/// What does not change when the file does.
+/// Settings that do not change with the file.
 #[derive(Clone)]
 pub struct Options {
-    /// What tokens may be signed with.
+    /// The accepted signature algorithms.
     pub algorithms: Vec<String>,
-    /// Issuers of the cluster's own tokens: nobody else may be these.
+    /// Issuers of the cluster's own tokens, which the configuration must not name.
     pub own_issuers: Vec<String>,
 }
 
-/// The issuers of the moment.
+/// The current issuers.
 pub struct Issuers {
     options: Options,
     tasks: Tasks,
@@ -61,8 +61,7 @@ struct Issuer {
 }
 
 impl Issuers {
-    /// Issuers that cannot be reached yet are asked again and again; their tokens are refused
-    /// meanwhile.
+    /// Issuers that cannot be reached are retried; their tokens are refused meanwhile.
     pub fn new(
         configuration: &AuthenticationConfiguration,
         options: Options,
@@ -72,7 +71,7 @@ impl Issuers {
         Ok(Self { options, tasks: tasks.clone(), current: ArcSwap::from_pointee(first) })
     }
 
-    /// Takes a new configuration over, if it is right and its issuers answer.
+    /// Uses a new configuration if it is valid and its issuers answer.
     pub async fn replace(&self, configuration: &AuthenticationConfiguration) -> Result<(), String> {
         let next = generation(configuration, &self.options, &self.tasks)?;
         let healthy = async {
@@ -88,7 +87,7 @@ impl Issuers {
         Ok(())
     }
 
-    /// Whether every issuer has been heard of: for tests, and for whoever waits at the start.
+    /// Resolves when every issuer has been reached; for tests, and for callers that wait at the start.
     pub async fn ready(&self) {
         for issuer in self.current.load_full().iter() {
             issuer.provider.ready().await;
@@ -126,28 +125,28 @@ impl TokenAuthenticator for Issuers {
         let claims = issuer.verify(token).await;
         let user = claims.and_then(|claims| issuer.checked.mapping.user(&claims));
         let user = user.map_err(|why| {
-            tracing::debug!(issuer = name, why, "a token is refused");
+            tracing::debug!(issuer = name, why, "refused a token");
             StatusError::unauthorized().with_message(why)
         })?;
         Ok(Some(Recognized { user, audiences: audiences.to_vec() }))
     }
 }
 
-/// Whom a token says it is from.
+/// The issuer that a token names, not verified.
 fn untrusted_issuer(token: &str) -> Option<String> {
     let mut parts = token.split('.');
     let (_, payload, _) = (parts.next()?, parts.next()?, parts.next()?);
     let payload = URL_SAFE_NO_PAD.decode(payload).ok().filter(|_| parts.next().is_none())?;
     let payload: Json = serde_json::from_slice(&payload).ok()?;
     match payload.get("iss")?.as_str()? {
-        // As it calls itself in its tokens.
+        // The issuer's name in its own tokens.
         "accounts.google.com" => Some("https://accounts.google.com".to_owned()),
         other => Some(other.to_owned()),
     }
 }
 
 impl Issuer {
-    /// The claims of a token that is good now.
+    /// The claims of a token that is valid now.
     async fn verify(&self, token: &str) -> Result<Claims, String> {
         if !self.provider.is_ready() {
             return Err("oidc: authenticator not initialized".into());
@@ -187,7 +186,7 @@ impl Issuer {
     }
 }
 
-/// As Go prints a slice of strings with `%q`.
+/// Formats a slice of strings like Go's `%q`.
 fn list<T: std::fmt::Debug>(items: &[T]) -> String {
     let quoted: Vec<String> = items.iter().map(|item| format!("{item:?}")).collect();
     format!("[{}]", quoted.join(" "))

@@ -1,14 +1,14 @@
-//! One provider: where its keys are, and its keys.
+//! One OpenID provider: its discovery document and its keys.
 //!
 //! In: the issuer's URL. Out: whether a key of the issuer signed a token.
 //!
 //! ```text
-//!  start ► discovery document, again until it is there ► ready
+//!  start ► discovery document, retried until found ► ready
 //!  token ► a known key? yes ► done
-//!             └ no, or the keys are old ► fetch, at most once a second in vain ► look again
+//!             └ no, or the keys are old ► fetch, at most one useless fetch a second ► check again
 //! ```
 //!
-//! Invariant: tokens nobody signed cost the issuer at most one request a second.
+//! Invariant: forged tokens cost the issuer at most one request a second.
 //! Deviation: upstream fetches for every unknown key.
 
 use std::sync::{Arc, Mutex};
@@ -32,9 +32,9 @@ use super::keys::{self, Jwk, Jws};
 const WELL_KNOWN: &str = "/.well-known/openid-configuration";
 const TIMEOUT: Duration = Duration::from_secs(30);
 const DOCUMENT_BYTES: usize = 1 << 20;
-/// Keys are fetched anew after this long if the issuer does not say how long they last.
+/// How long keys are kept if the issuer does not send a lifetime.
 const KEYS_LAST: Duration = Duration::from_secs(3600);
-/// A fetch that did not help is not repeated for this long.
+/// The pause after a fetch that brought no matching key.
 const IN_VAIN: Duration = Duration::from_secs(1);
 
 pub struct Provider {
@@ -44,12 +44,12 @@ pub struct Provider {
 
 struct Shared {
     http: HttpClient,
-    /// Where the keys are, once it is known. Why it is not, until then.
+    /// The URL of the keys; an error until discovery succeeds.
     jwks_url: watch::Sender<Result<String, String>>,
     keys: ArcSwap<Keys>,
-    /// Makes fetches wait for each other; when the last one was in vain.
+    /// Serializes fetches; holds the time of the last useless one.
     fetching: tokio::sync::Mutex<Option<Instant>>,
-    /// The last failure to fetch keys: logged when it changes.
+    /// The last failure to fetch keys: logged when its text changes.
     failure: Mutex<String>,
 }
 
@@ -86,7 +86,7 @@ impl Provider {
     }
 
     pub async fn ready(&self) {
-        // An error means that the server ends.
+        // An error means that the server stops.
         let _ = self.shared.jwks_url.subscribe().wait_for(Result::is_ok).await;
     }
 
@@ -105,7 +105,7 @@ impl Provider {
             return Ok(());
         }
         let mut in_vain = self.shared.fetching.lock().await;
-        // Somebody else may have fetched them meanwhile.
+        // Another request may have fetched them meanwhile.
         let mut now = self.shared.keys.load_full();
         let is_known = |keys: &Keys| token.is_signed_by(&keys.all);
         let is_fresh = !Arc::ptr_eq(&before, &now) && Instant::now() < now.until;
@@ -119,7 +119,7 @@ impl Provider {
             }
             now = self.shared.keys.load_full();
         }
-        // Keys that could not be renewed go on being the issuer's.
+        // Old keys stay valid if they could not be renewed.
         if is_known(&now) {
             return Ok(());
         }
@@ -142,7 +142,7 @@ async fn discover(shared: Arc<Shared>, issuer: String, well_known: String) {
     loop {
         match shared.jwks_url(&issuer, &well_known).await {
             Ok(url) => {
-                tracing::info!(issuer, "the issuer of tokens is known");
+                tracing::info!(issuer, "read the issuer's discovery document");
                 let _ = shared.jwks_url.send_replace(Ok(url));
                 return;
             }
@@ -199,7 +199,7 @@ impl Shared {
     fn report(&self, why: &str) {
         let mut last = self.failure.lock().expect("as above");
         if *last != why {
-            tracing::warn!(why, "the keys of an issuer cannot be fetched");
+            tracing::warn!(why, "failed to fetch the issuer's keys");
             why.clone_into(&mut last);
         }
     }
@@ -224,7 +224,7 @@ impl Shared {
     }
 }
 
-/// How long an answer lasts, if it says so.
+/// The lifetime of an answer, if it has one.
 fn max_age(headers: &HeaderMap) -> Option<Duration> {
     let text = headers.get(header::CACHE_CONTROL)?.to_str().ok()?;
     let mut parts = text.split(',').map(str::trim);

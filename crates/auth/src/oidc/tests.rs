@@ -1,4 +1,4 @@
-//! Against an issuer on the loopback interface, over TLS.
+//! Tests with an issuer on the loopback interface, over TLS.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,7 +9,7 @@ use super::keys::tests::Signer;
 use super::*;
 use crate::testing::Loopback;
 
-/// What the issuer publishes, and how often it was asked.
+/// The issuer's published keys, and the number of requests.
 #[derive(Default)]
 struct Published {
     keys: Mutex<Vec<Json>>,
@@ -62,7 +62,7 @@ impl World {
         Issuers::new(configuration, options, self.issuer.tasks()).expect("is right")
     }
 
-    /// Claims that are good now; `change` spoils them.
+    /// Claims that are valid now; `change` replaces some.
     fn claims(&self, change: Json) -> Json {
         let now = base::clock::now().as_second();
         let mut claims =
@@ -80,7 +80,7 @@ impl Published {
     }
 }
 
-/// The user's name, or why there is none; nothing for other people's tokens.
+/// The user's name, or the error; `None` for tokens of other issuers.
 async fn name(issuers: &Issuers, token: &str) -> Option<String> {
     match issuers.recognize(token, &["api".into()]).await {
         Ok(found) => found.map(|found| found.user.name),
@@ -89,7 +89,7 @@ async fn name(issuers: &Issuers, token: &str) -> Option<String> {
 }
 
 #[tokio::test]
-async fn only_good_tokens_of_the_issuer_are_users() {
+async fn only_valid_tokens_of_the_issuer_are_users() {
     let (signer, stranger) = (Signer::new("one"), Signer::new("one"));
     let world = World::start(&[&signer]).await;
     let issuers = world.issuers(&world.configuration("o:"));
@@ -142,14 +142,14 @@ async fn new_keys_are_fetched_and_forgeries_cost_little() {
         assert!(name(&issuers, &forged).await.expect("refused").contains("failed to verify"));
     }
     let fetched = world.published.asked.load(Ordering::Relaxed) - before;
-    // Once a second, however many there are and however long they take.
+    // At most once a second, for any number of forgeries and any duration.
     let most = 2 + begun.elapsed().as_secs();
     assert!(fetched as u64 <= most, "{fetched} fetches, {most} at most");
     world.issuer.shutdown().await;
 }
 
 #[tokio::test]
-async fn a_new_configuration_takes_over_when_it_is_right() {
+async fn a_valid_new_configuration_replaces_the_old_one() {
     let signer = Signer::new("one");
     let world = World::start(&[&signer]).await;
     let issuers = world.issuers(&world.configuration("a:"));
@@ -167,13 +167,16 @@ async fn a_new_configuration_takes_over_when_it_is_right() {
     moved.jwt[0].issuer.discovery_url = format!("{}/elsewhere", world.issuer.url);
     issuers.replace(&moved).await.expect("is right");
     assert_eq!(name(&issuers, &token).await.as_deref(), Some("d:jane"));
-    issuers.replace(&AuthenticationConfiguration::default()).await.expect("nobody is right too");
+    issuers
+        .replace(&AuthenticationConfiguration::default())
+        .await
+        .expect("no issuer is valid, too");
     assert_eq!(name(&issuers, &token).await, None);
     world.issuer.shutdown().await;
 }
 
 #[test]
-fn tokens_have_their_time() {
+fn tokens_are_valid_for_a_time() {
     let check = |claims: Json, expected: &str| {
         let Json::Object(claims) = claims else { panic!("an object") };
         let got = check_times(&claims, 1_000_000).err().unwrap_or_default();
@@ -193,7 +196,7 @@ fn tokens_have_their_time() {
 }
 
 #[test]
-fn anything_may_be_shown_as_a_token() {
+fn malformed_tokens_are_refused() {
     for odd in ["", "...", "a.b.c", "e30.e30.e30", "e30.W10.e30", "e30.bnVsbA.e30"] {
         assert_eq!(untrusted_issuer(odd), None, "{odd}");
     }

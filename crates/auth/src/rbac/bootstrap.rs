@@ -1,12 +1,12 @@
-//! The roles and bindings that every cluster starts with, and their upkeep at every start.
+//! The bootstrap roles and bindings of every cluster, reconciled at every start.
 //!
 //! In: the table `policy.txt` (facts of upstream's bootstrap policy). Out: API objects, and writes
 //! through the registry that add what is missing. Objects whose annotation
-//! `rbac.authorization.kubernetes.io/autoupdate` is `false` are left alone; rules and subjects that
-//! people added stay. Upstream: `rbac/reconciliation`.
+//! `rbac.authorization.kubernetes.io/autoupdate` is `false` are not changed; rules and subjects that
+//! users added stay. Upstream: `rbac/reconciliation`.
 //!
-//! Deviation: objects of `retired.txt`, which earlier versions made and upstream does not have, are
-//! removed, unless people changed them. Upstream removes nothing.
+//! Deviation: objects of `retired.txt`, which earlier versions created and upstream does not have, are
+//! removed, unless users changed them. Upstream removes nothing.
 
 use std::collections::BTreeMap;
 
@@ -29,7 +29,7 @@ const TABLE: &str = include_str!("policy.txt");
 const RETIRED: &str = include_str!("retired.txt");
 const API_GROUP: &str = "rbac.authorization.k8s.io";
 const AUTOUPDATE: &str = "rbac.authorization.kubernetes.io/autoupdate";
-/// Writes at one time: enough to share the store's syncs.
+/// Concurrent writes: enough to share the store's syncs.
 const AT_ONCE: usize = 32;
 
 /// The bootstrap objects.
@@ -41,7 +41,7 @@ pub struct Policy {
     pub role_bindings: Vec<RoleBinding>,
 }
 
-/// The table as objects.
+/// Parses the table into objects.
 ///
 /// # Panics
 /// If the table is malformed, which its test excludes.
@@ -95,7 +95,7 @@ fn parse(table: &str) -> Policy {
     policy
 }
 
-/// The line without its gate, if that is open.
+/// The line without its gate; `None` if the gate is disabled.
 fn open_line(line: &str) -> Option<&str> {
     let Some((line, gate)) = line.rsplit_once(" gate=") else { return Some(line) };
     let gate = Feature::parse(gate).expect("the table names gates");
@@ -124,7 +124,7 @@ fn cluster_role(name: &str, flags: &[&str]) -> ClusterRole {
                 };
                 let rule = AggregationRule { cluster_role_selectors: Some(vec![selector]) };
                 role.aggregation_rule = Some(rule);
-                // The controller's.
+                // The aggregation controller writes them.
                 role.rules = None;
             }
         }
@@ -198,9 +198,9 @@ fn parse_subjects(words: &[&str]) -> Option<Vec<Subject>> {
     (!words.is_empty()).then(|| words.iter().map(subject).collect())
 }
 
-/// Creates what is missing and completes what is there. The namespaces kube-system and kube-public
-/// must exist. An object that cannot be written is named in the log, and the others are written all the
-/// same; an error says that the store does not answer.
+/// Creates missing objects and completes existing ones. The namespaces kube-system and kube-public must
+/// exist. An object that cannot be written is logged, and the others are still written; an error means
+/// that the store does not answer.
 pub async fn reconcile(registry: &Registry) -> Result<(), StatusError> {
     let policy = policy();
     let mut all = vec![];
@@ -221,7 +221,7 @@ pub async fn reconcile(registry: &Registry) -> Result<(), StatusError> {
             Ok(()) => {}
             Err(error) if error.is(Reason::ServiceUnavailable) => return Err(error),
             Err(error) => {
-                tracing::warn!(what, %error, "cannot write a role that every cluster has");
+                tracing::warn!(what, %error, "failed to write a bootstrap role or binding");
             }
         }
     }
@@ -231,7 +231,7 @@ pub async fn reconcile(registry: &Registry) -> Result<(), StatusError> {
 }
 
 /// Earlier versions gave the DNS server the role of the usual add-on, which reads whole pods. The role
-/// and others' bindings to it stay where an add-on uses them.
+/// and other bindings to it stay if an add-on uses them.
 async fn withdraw_pods_from_dns(registry: &Registry) -> Result<(), StatusError> {
     const FORMER: &str = "system:coredns";
     const USER: &str = "system:kube-dns";
@@ -262,7 +262,7 @@ async fn withdraw_pods_from_dns(registry: &Registry) -> Result<(), StatusError> 
     Ok(())
 }
 
-/// Removes what earlier versions made and nobody changed. Bindings go first.
+/// Removes unchanged objects of earlier versions. Bindings go first.
 async fn retire(registry: &Registry) -> Result<(), StatusError> {
     let retired = parse(RETIRED);
     for binding in retired.cluster_role_bindings {
@@ -291,14 +291,14 @@ where
         tracing::warn!(
             kind = T::KIND,
             name,
-            "an object of an earlier version that upstream does not have was changed and stays"
+            "keeping a changed bootstrap object of an earlier version that upstream does not have"
         );
         return Ok(());
     }
     tracing::info!(
         kind = T::KIND,
         name,
-        "removing an object of an earlier version that upstream does not have"
+        "removing a bootstrap object of an earlier version that upstream does not have"
     );
     let (ctx, key) = (registry.own_context::<T>(), Key::new("", name));
     match registry.write(&ctx, &key, Intent::Delete { options: Default::default() }).await {
@@ -307,8 +307,8 @@ where
     }
 }
 
-/// Adds to the second object what it lacks of the first, which is of the same kind. Returns whether
-/// it cannot be completed but must be made anew.
+/// Adds the missing parts of the first object to the second, of the same kind. Returns true if the second
+/// must be recreated instead.
 type Complete = fn(&dyn Object, &mut dyn Object) -> bool;
 
 struct Desired {
@@ -328,7 +328,7 @@ async fn ensure(registry: &Registry, desired: Desired) -> Result<(), StatusError
     let Desired { ctx, object, complete } = desired;
     let key = Key::new(object.namespace(), object.name());
     let create = || Intent::Create { object: object.boxed_clone() };
-    // Read first: a start that has nothing to write needs no store that takes writes.
+    // Reads first: a start without changes needs no store that accepts writes.
     let present = match registry.get(&ctx.resource, &key, None).await {
         Ok(present) => present.object()?,
         Err(error) if error.is(Reason::NotFound) => {
@@ -344,7 +344,7 @@ async fn ensure(registry: &Registry, desired: Desired) -> Result<(), StatusError
     }
     let mut completed = present.boxed_clone();
     if complete(&*object, &mut *completed) {
-        // A role reference cannot change: the binding is made anew.
+        // A role reference is immutable: the binding is recreated.
         registry.write(&ctx, &key, Intent::Delete { options: Default::default() }).await?;
         return registry.write(&ctx, &key, create()).await.map(|_| ());
     }
@@ -359,7 +359,7 @@ async fn ensure(registry: &Registry, desired: Desired) -> Result<(), StatusError
     registry.write(&ctx, &key, Intent::Modify(Box::new(modify))).await.map(|_| ())
 }
 
-/// Whether people asked for the object to be left alone.
+/// Whether users have disabled updates of the object.
 fn is_frozen(meta: &ObjectMeta) -> bool {
     let annotation = meta.annotations.as_ref().and_then(|all| all.get(AUTOUPDATE));
     annotation.is_some_and(|value| value == "false")
@@ -435,7 +435,7 @@ mod tests {
 
     use super::*;
 
-    /// Objects of ours beside upstream's.
+    /// Our objects besides upstream's.
     const OURS: &[&str] = &[
         "decapod:kube-dns",
         "decapod:kube-proxy",
@@ -453,7 +453,7 @@ mod tests {
     ];
 
     #[test]
-    fn gates_open_lines() {
+    fn gates_enable_lines() {
         for (is_on, expected) in [(false, 0), (true, 1)] {
             let gates = features::Gates::DEFAULT.with(Feature::ClusterTrustBundle, is_on);
             let policy = features::scoped(gates, policy);
@@ -469,12 +469,12 @@ mod tests {
         }
     }
 
-    /// The recorded cluster was a distribution's, which adds objects and rules to upstream's. A test
-    /// takes them out of the record.
+    /// The recorded cluster was a distribution's, which adds objects and rules to upstream's. A test removes
+    /// them from the record.
     const FOREIGN: [&str; 3] =
         ["openshift", "service-ca-cert-publisher", "endpointslices/restricted"];
 
-    /// What upstream's own empty cluster holds, where the specification's folder is at hand.
+    /// The objects of upstream's own empty cluster, if the specification's folder exists.
     fn golden() -> Option<Value> {
         let spec = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/spec");
         let path = spec.join("golden/empty-cluster.json.gz");
@@ -518,7 +518,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_is_upstreams() {
+    fn the_table_equals_upstreams() {
         let policy = policy();
         assert!(policy.cluster_roles.len() > 70 && policy.cluster_role_bindings.len() > 50);
         let Some(golden) = golden() else {
@@ -553,7 +553,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_retired_is_made_no_more() {
+    fn retired_objects_are_not_in_the_table() {
         let (policy, retired) = (policy(), parse(RETIRED));
         assert!(retired.roles.is_empty() && retired.role_bindings.is_empty(), "not looked at");
         for role in &retired.cluster_roles {
@@ -565,7 +565,7 @@ mod tests {
     }
 
     #[test]
-    fn completing_adds_and_never_takes() {
+    fn completing_adds_and_never_removes() {
         let wanted = policy().cluster_roles.into_iter().find(|role| role.name() == "view");
         assert!(wanted.expect("it is in the table").rules.is_none());
         let policy = policy();

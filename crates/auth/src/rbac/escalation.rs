@@ -1,7 +1,7 @@
-//! Nobody grants what they do not hold: whoever writes a role must hold its rules (or may
-//! `escalate` it), whoever writes a binding must hold the role's rules (or may `bind` it).
+//! Prevents privilege escalation: a writer of a role must hold its rules (or may `escalate` it), a writer
+//! of a binding must hold the role's rules (or may `bind` it).
 //!
-//! An admission plugin, because it judges a write by its outcome, patches included.
+//! It is an admission plugin, because it checks the result of a write, patches included.
 //! Upstream: `pkg/registry/rbac/*/policybased`.
 
 use std::collections::BTreeMap;
@@ -25,18 +25,18 @@ const GROUP: &str = "rbac.authorization.k8s.io";
 
 pub struct NoEscalation {
     rbac: Rbac,
-    /// Answers for `escalate` and `bind`.
+    /// Decides about `escalate` and `bind`.
     authorizer: Arc<dyn Authorizer>,
 }
 
-/// What a write would grant.
+/// The rights that a write would grant.
 enum Grant {
-    /// The rules of a role. An aggregated one gathers the rules of roles that are yet to come.
+    /// The rules of a role. An aggregated one also collects the rules of future roles.
     Role {
         rules: Vec<ApiRule>,
         is_aggregated: bool,
     },
-    /// The role that a binding names.
+    /// The role that a binding references.
     Binding(RoleRef),
     Nothing,
 }
@@ -61,7 +61,7 @@ impl NoEscalation {
         matches!(self.authorizer.authorize(&question).await, Decision::Allow { .. })
     }
 
-    /// Why the user may not write such a role, unless they may escalate.
+    /// Why the user may not write such a role without `escalate`.
     fn role_refusal(
         &self,
         user: &UserInfo,
@@ -92,7 +92,7 @@ impl NoEscalation {
     }
 }
 
-/// A user who writes an aggregation rule must hold all rights: the rule can select any role.
+/// The writer of an aggregation rule must hold all rights: the rule can select any role.
 fn full_authority() -> [PolicyRule; 2] {
     let all = || vec!["*".to_owned()];
     [
@@ -144,7 +144,7 @@ impl Plugin for NoEscalation {
                     return Ok(());
                 }
                 let rules = self.rbac.role_rules(&role.kind, namespace, &role.name);
-                // As upstream, which names the resource of the request and not the role's.
+                // Like upstream: the message has the resource of the request, not the role's.
                 let rules =
                     rules.ok_or_else(|| StatusError::not_found(GROUP, &row.plural, &role.name))?;
                 self.refusal(user, namespace, &rules)
@@ -154,16 +154,16 @@ impl Plugin for NoEscalation {
     }
 }
 
-/// The name in the request's path. A POST has none: a right to escalate named roles does not create
-/// them by POST.
+/// The name in the request's path. A POST has none, so a right to escalate named roles does not allow a
+/// POST of them.
 fn asked_name<'a>(attributes: &'a Attributes<'_>) -> &'a str {
     let is_post = attributes.operation == Operation::Create && attributes.ctx.may_create.is_none();
     if is_post { "" } else { &attributes.key.name }
 }
 
-/// Whether a write changes only what the garbage collector writes. Every other write of a role or a
-/// binding is judged, also one that leaves the rules and subjects: a label can put a role's rules
-/// into another role. Upstream: `IsOnlyMutatingGCFields`.
+/// Whether a write changes only the garbage collector's fields. Every other write of a role or a binding
+/// is checked, even with the same rules and subjects: a label can add a role's rules to another role.
+/// Upstream: `IsOnlyMutatingGCFields`.
 fn is_bookkeeping(object: &dyn Object, old: &dyn Object) -> bool {
     let rest = |object: &dyn Object| {
         let mut tree = object.to_value();
@@ -180,7 +180,7 @@ fn is_bookkeeping(object: &dyn Object, old: &dyn Object) -> bool {
 fn grant(object: &dyn Object, old: Option<&dyn Object>) -> Grant {
     if let Some(role) = object.downcast::<ClusterRole>() {
         let old = old.and_then(|old| old.downcast::<ClusterRole>());
-        // An old aggregation rule counts, too: to take it away keeps the rules from being tightened.
+        // An old aggregation rule counts, too: its removal would keep rules that it collected.
         let is_aggregated = aggregates(role) || old.is_some_and(aggregates);
         return Grant::Role { rules: role.rules.clone().unwrap_or_default(), is_aggregated };
     }
@@ -202,8 +202,8 @@ fn aggregates(role: &ClusterRole) -> bool {
     selectors.is_some_and(|selectors| !selectors.is_empty())
 }
 
-/// Rules of one resource each, their verbs put together, as text, sorted. Upstream: `CompactRules`
-/// and `CompactString`.
+/// Rules of one resource each, with merged verbs, as sorted text. Upstream: `CompactRules` and
+/// `CompactString`.
 fn compacted(rules: Vec<PolicyRule>) -> Vec<String> {
     let mut merged: BTreeMap<[Vec<String>; 4], Vec<String>> = BTreeMap::new();
     let mut order = vec![];
@@ -235,7 +235,7 @@ fn shown([groups, resources, urls, names]: &[Vec<String>; 4], verbs: &[String]) 
     format!("{{{}}}", parts.join(", "))
 }
 
-/// As Go's `%q` shows a list: `["a" "b"]`.
+/// Go's `%q` of a list: `["a" "b"]`.
 fn quoted(list: &[String]) -> String {
     let quoted: Vec<String> = list.iter().map(|one| format!("{one:?}")).collect();
     format!("[{}]", quoted.join(" "))
@@ -246,7 +246,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn missing_rules_are_shown_as_upstream_shows_them() {
+    fn missing_rules_have_upstreams_text() {
         let rule = |verb: &str, resource: &str, url: &str| PolicyRule {
             verbs: vec![verb.into()],
             api_groups: if resource.is_empty() { vec![] } else { vec![String::new()] },

@@ -1,4 +1,4 @@
-//! Roles by name, bindings by subject: a question touches only the bindings of its user and groups.
+//! Roles by name, bindings by subject: a decision reads only the bindings of its user and groups.
 //!
 //! ```text
 //! cluster   users:  system:kube-scheduler ─► {system:kube-scheduler, system:volume-scheduler}
@@ -46,11 +46,11 @@ struct Subject {
     is_group: bool,
     /// The user or group name that requests carry.
     name: String,
-    /// As reasons put it: `Group "system:masters"`.
+    /// The subject in reasons: `Group "system:masters"`.
     shown: String,
 }
 
-/// Where a rule comes from: for the reason of a decision.
+/// The source of a rule, for the reason of a decision.
 struct Source<'a> {
     kind: &'a str,
     binding: String,
@@ -123,7 +123,7 @@ impl Index {
         self.bindings.clear();
     }
 
-    /// How many bindings a question of this user looks at.
+    /// The number of bindings that a decision for this user reads.
     #[cfg(test)]
     pub(super) fn bindings_of(&self, user: &UserInfo, namespace: &str) -> usize {
         let own = self.bindings.get(namespace).map_or(0, |bindings| bindings.of(user).len());
@@ -152,7 +152,7 @@ impl Index {
         Decision::NoOpinion { reason }
     }
 
-    /// All rules that hold for a user in a namespace.
+    /// All rules of a user in a namespace.
     pub fn rules(&self, user: &UserInfo, namespace: &str) -> Vec<PolicyRule> {
         let mut all: Vec<PolicyRule> = vec![];
         let _: ControlFlow<()> = self.visit(user, namespace, &mut vec![], |_, rules| {
@@ -162,7 +162,7 @@ impl Index {
         all
     }
 
-    /// Shows every binding of the user with its rules, cluster-wide ones first.
+    /// Visits every binding of the user with its rules, cluster-wide ones first.
     fn visit<B>(
         &self,
         user: &UserInfo,
@@ -237,7 +237,7 @@ impl Bindings {
         }
     }
 
-    /// The user's bindings by name, each with the subject that the user is in it.
+    /// The user's bindings by name, each with the matching subject.
     fn of<'a>(&'a self, user: &UserInfo) -> BTreeMap<&'a str, &'a str> {
         let sets = self.users.get(&user.name).into_iter();
         let sets = sets.chain(user.groups.iter().filter_map(|group| self.groups.get(group)));
@@ -275,7 +275,7 @@ impl Binding {
 }
 
 impl Subject {
-    /// `namespace`: of the binding, where a service account has none of its own.
+    /// `namespace`: of the binding, for a service account without its own.
     fn new(subject: rbac::Subject, namespace: &str) -> Option<Self> {
         let rbac::Subject { kind, name, namespace: own, .. } = subject;
         match kind.as_str() {
@@ -307,7 +307,7 @@ fn rules_of(rules: Option<Vec<rbac::PolicyRule>>) -> Arc<[PolicyRule]> {
     rules.unwrap_or_default().into_iter().map(rule_of).collect()
 }
 
-/// A rule as the API has it.
+/// Converts a rule of the API.
 pub(crate) fn rule_of(rule: rbac::PolicyRule) -> PolicyRule {
     PolicyRule {
         verbs: rule.verbs,
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_are_followed() {
+    fn changes_are_applied() {
         let mut index = index();
         let may = |index: &Index| {
             matches!(index.decide(&question("a", &["dev"], "get", "")), Decision::Allow { .. })

@@ -1,7 +1,7 @@
-//! Every bootstrap role × every resource × every verb, against what upstream's empty cluster holds.
+//! Every bootstrap role × every resource × every verb, compared with upstream's empty cluster.
 //!
-//! In: our table of roles, and upstream's objects as recorded. The recording's rules are read by an
-//! evaluation of their own here, so that a mistake of the index is not made twice.
+//! In: our table of roles, and upstream's objects as recorded. The recorded rules have their own
+//! evaluation here, so that a mistake of the index is not repeated.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -84,10 +84,10 @@ fn resources(discovery: &Value) -> Vec<(String, String)> {
     all
 }
 
-/// What the aggregation controller would make of the table.
+/// The roles with the rules that the aggregation controller would add.
 fn aggregated() -> Vec<ClusterRole> {
     let mut roles = policy().cluster_roles;
-    // A role may gather roles that gather others.
+    // An aggregated role may collect other aggregated roles.
     for _ in 0..4 {
         let before = roles.clone();
         for role in &mut roles {
@@ -109,7 +109,7 @@ fn aggregated() -> Vec<ClusterRole> {
     roles
 }
 
-/// Is a question answered yes by recorded rules? Straight from the words of the documentation.
+/// Whether recorded rules allow a request, by the words of the documentation.
 fn says_yes(rules: &Value, request: &RequestInfo) -> bool {
     let has = |rule: &Value, field: &str, wanted: &dyn Fn(&str) -> bool| {
         let mut list = rule[field].as_array().into_iter().flatten().filter_map(Value::as_str);
@@ -139,7 +139,7 @@ fn says_yes(rules: &Value, request: &RequestInfo) -> bool {
     })
 }
 
-/// Names that some rule is about, and one that none is.
+/// The names in rules, and one that is in none.
 fn names(rules: &Value) -> Vec<String> {
     let mut all = vec![String::new(), "another".to_owned()];
     for rule in rules.as_array().into_iter().flatten() {
@@ -152,7 +152,7 @@ fn names(rules: &Value) -> Vec<String> {
 }
 
 #[test]
-fn every_role_allows_what_upstreams_does_and_no_more() {
+fn every_role_allows_the_same_as_upstreams() {
     let Some((golden, resources)) = recorded() else {
         println!("skipped: the specification is not beside the repository");
         return;
@@ -215,7 +215,7 @@ fn every_role_allows_what_upstreams_does_and_no_more() {
 }
 
 #[test]
-fn bindings_of_others_cost_nothing() {
+fn bindings_of_other_users_cost_nothing() {
     const OTHERS: usize = 10_000;
     let mut index = Index::default();
     let role = json!({"metadata": {"name": "reader"},
@@ -240,7 +240,7 @@ fn bindings_of_others_cost_nothing() {
             ..RequestInfo::default()
         },
     };
-    // The work is counted, not timed: how many bindings a question looks at.
+    // Counts the work instead of timing it: the bindings that a decision reads.
     let looked_at = |index: &Index, user: &str| index.bindings_of(&question(user).user, "web");
     let before = looked_at(&index, "jane");
     for number in 0..OTHERS {

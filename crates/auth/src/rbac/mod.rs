@@ -1,7 +1,7 @@
-//! Role based access control: who is bound to which rules, indexed by subject.
+//! Role based access control: roles and bindings, indexed by subject.
 //!
 //! In: Roles, ClusterRoles and their bindings, mirrored from the watch cache. Out: decisions with
-//! upstream's reasons. Aggregated roles are filled by a controller; here they are roles like others.
+//! upstream's reasons. A controller fills aggregated roles; here they are like other roles.
 
 pub mod bootstrap;
 mod escalation;
@@ -31,7 +31,7 @@ pub struct Rbac {
 }
 
 impl Rbac {
-    /// Reads all roles and bindings, and follows them from then on with tasks of `tasks`.
+    /// Reads all roles and bindings, and follows them with tasks of `tasks`.
     pub async fn start(registry: &Registry, tasks: &Tasks) -> Self {
         let rbac = Self::default();
         let index = rbac.index.clone();
@@ -92,8 +92,8 @@ impl Rbac {
         rbac
     }
 
-    /// Of `wanted`, what `user` could not grant because they do not hold it in `namespace`, in parts
-    /// of one verb and one resource. Upstream: `rbac/validation.ConfirmNoEscalation`.
+    /// The parts of `wanted` that `user` does not hold in `namespace` and so may not grant, each of one verb
+    /// and one resource. Upstream: `rbac/validation.ConfirmNoEscalation`.
     fn missing(&self, user: &UserInfo, namespace: &str, wanted: &[PolicyRule]) -> Vec<PolicyRule> {
         let held = self.index.read().expect("no panic under the lock").rules(user, namespace);
         wanted.iter().flat_map(broken_down).filter(|rule| !is_covered(&held, rule)).collect()
@@ -154,7 +154,7 @@ fn is_url_match(pattern: &str, path: &str) -> bool {
     }
 }
 
-/// A rule as many rules of one verb, one resource or path, one name each.
+/// Splits a rule into rules of one verb, one resource or path, and one name each.
 fn broken_down(rule: &PolicyRule) -> Vec<PolicyRule> {
     let mut all = vec![];
     for verb in &rule.verbs {
@@ -188,7 +188,7 @@ fn broken_down(rule: &PolicyRule) -> Vec<PolicyRule> {
     all
 }
 
-/// Whether one of `held` says all that a broken-down rule says.
+/// Whether one of `held` covers a rule from `broken_down`.
 fn is_covered(held: &[PolicyRule], wanted: &PolicyRule) -> bool {
     let all = |held: &[String], wanted: &[String]| wanted.iter().all(|one| has(held, one));
     let resource = |held: &[String], wanted: &String| {
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_grants_more_than_they_hold() {
+    fn users_grant_only_rules_that_they_hold() {
         let check = |held: &[PolicyRule], wanted: &PolicyRule, expected: bool| {
             let all = broken_down(wanted);
             assert_eq!(all.iter().all(|rule| is_covered(held, rule)), expected, "{wanted:?}");

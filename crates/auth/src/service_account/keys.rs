@@ -1,4 +1,4 @@
-//! The keys behind service account tokens: one that signs, any number that are trusted.
+//! The keys of service account tokens: one that signs, and any number of trusted ones.
 
 use std::sync::Arc;
 
@@ -24,9 +24,9 @@ pub enum KeyError {
     Token(String),
 }
 
-/// A public key that tokens may be signed with.
+/// A trusted public key.
 struct Trusted {
-    /// As in the header of tokens: base64url of SHA-256 of the DER key. Upstream: the same.
+    /// The `kid` of tokens: base64url of SHA-256 of the DER key. Upstream: the same.
     id: String,
     algorithm: Algorithm,
     key: DecodingKey,
@@ -38,9 +38,9 @@ struct Inner {
     signer_id: String,
     algorithm: Algorithm,
     trusted: Vec<Trusted>,
-    /// The first is written into tokens, all are accepted.
+    /// Tokens get the first one; all are accepted.
     issuers: Vec<String>,
-    /// The audiences of the API server: of tokens that name none.
+    /// The API server's audiences, for tokens without an audience.
     audiences: Vec<String>,
 }
 
@@ -49,9 +49,9 @@ struct Inner {
 pub struct TokenKeys(Arc<Inner>);
 
 impl TokenKeys {
-    /// `signing_key_pem`: a private key. `public_pem`: further keys that are trusted (the signer's
-    /// own always is). `audiences` may be empty: the issuers then, as upstream, so that tokens of an
-    /// older issuer are for this server, too.
+    /// `signing_key_pem`: a private key. `public_pem`: further trusted keys (the signer's own always is).
+    /// `audiences` may be empty: like upstream, the issuers then, so that tokens of an older issuer are for
+    /// this server, too.
     pub fn new(
         signing_key_pem: &str,
         public_pem: &str,
@@ -63,7 +63,7 @@ impl TokenKeys {
         let own = Trusted::new(&public_key_info(&pair))?;
         let signer = match own.algorithm {
             Algorithm::RS256 => EncodingKey::from_rsa_pem(signing_key_pem.as_bytes()),
-            // jsonwebtoken reads PKCS#8 only; a key brought along may be in the older form.
+            // jsonwebtoken reads PKCS#8 only; an imported key may have the older form.
             _ => Ok(EncodingKey::from_ec_der(pair.serialized_der())),
         };
         let signer = signer.map_err(|error| bad(&error))?;
@@ -82,7 +82,7 @@ impl TokenKeys {
         Ok(Self(Arc::new(Inner { signer, signer_id, algorithm, trusted, issuers, audiences })))
     }
 
-    /// The usual: the cluster's own key and issuer.
+    /// The default: the cluster's own key and issuer.
     pub fn of_cluster(pki: &pki::Pki, issuer: &str) -> Result<Self, KeyError> {
         let (key, public) = (pki.service_account_key_pem(), pki.service_account_public_pem());
         Self::new(key, public, vec![issuer.to_owned()], vec![])
@@ -112,7 +112,7 @@ impl TokenKeys {
             .map_err(|error| KeyError::Token(error.to_string()))
     }
 
-    /// The claims of anything that looks like a JWT, unchecked.
+    /// The claims of a token in JWT form, not verified.
     pub(super) fn peek(token: &str) -> Option<Claims> {
         let mut parts = token.split('.');
         let (_, payload, _) = (parts.next()?, parts.next()?, parts.next()?);
@@ -120,7 +120,7 @@ impl TokenKeys {
         serde_json::from_slice(&payload).ok()
     }
 
-    /// Checks the signature, and nothing else.
+    /// Checks only the signature.
     pub fn verify(&self, token: &str) -> Result<Claims, KeyError> {
         let bad = |error: jsonwebtoken::errors::Error| KeyError::Token(error.to_string());
         let header = jsonwebtoken::decode_header(token).map_err(bad)?;
@@ -130,7 +130,7 @@ impl TokenKeys {
             if !is_candidate || header.alg != key.algorithm {
                 continue;
             }
-            // Times and audiences are the caller's: they know the clock and what is asked for.
+            // The caller checks times and audiences, because it knows the clock and the expected audience.
             let mut checks = Validation::new(key.algorithm);
             checks.required_spec_claims.clear();
             (checks.validate_exp, checks.validate_nbf, checks.validate_aud) = (false, false, false);
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_signed_is_verified_and_nothing_else() {
+    fn only_signed_tokens_are_verified() {
         let root = tempfile::tempdir().expect("a temporary directory");
         let (one, two) = (keys(&root.path().join("1")), keys(&root.path().join("2")));
         let claims = Claims { sub: "me".into(), exp: Some(1), ..Claims::default() };
@@ -232,7 +232,7 @@ mod tests {
         assert!(one.verify(std::str::from_utf8(&forged).expect("ASCII")).is_err());
         assert_eq!(one.audiences(), ["https://kubernetes.default.svc"]);
         assert_eq!(one.jwks()["keys"][0]["crv"], "P-256");
-        // Unsigned tokens, a classic.
+        // Unsigned tokens, a classic attack.
         let none = format!("{}.{}.", URL_SAFE_NO_PAD.encode(r#"{"alg":"none"}"#), "e30");
         assert!(one.verify(&none).is_err());
     }

@@ -20,13 +20,13 @@ use super::{Claims, Private, Reference, TokenKeys, USER_PREFIX};
 const DEFAULT_SECONDS: i64 = 3600;
 const MINIMUM_SECONDS: i64 = 600;
 const MAXIMUM_SECONDS: i64 = 1 << 32;
-/// What kubelets ask for on behalf of pods that never asked for anything (3600 s and a little, so
-/// that it can be told apart). Such tokens live a year, because old clients never reload them;
-/// `warnafter` says when they should have.
+/// The lifetime that kubelets request for pods without a requested one (3600 s and a little, so that it
+/// can be distinguished). Such tokens live for a year, because old clients never reload them; `warnafter`
+/// says when they should have.
 const WARN_ONLY_SECONDS: i64 = 3607;
 const EXTENDED_SECONDS: i64 = 365 * 24 * 3600;
 
-/// The handler behind the subresource.
+/// The handler of the subresource `token`.
 pub struct TokenRequests {
     keys: TokenKeys,
 }
@@ -130,7 +130,7 @@ impl CreateHandler for TokenRequests {
     }
 }
 
-/// A request that was made for another account of the name.
+/// Rejects a request for another account of the same name.
 fn check_account(key: &Key, request: &ObjectMeta, account: &ObjectMeta) -> Result<(), StatusError> {
     let wanted = request.uid.as_deref().unwrap_or_default();
     let uid = account.uid.as_deref().unwrap_or_default();
@@ -153,7 +153,7 @@ fn reference(meta: &ObjectMeta) -> Reference {
     }
 }
 
-/// The body may repeat the account's name and namespace, but not contradict the path.
+/// Checks that the body's name and namespace, if any, equal those of the path.
 fn check_names(key: &Key, meta: &ObjectMeta) -> Result<(), StatusError> {
     let differs = |given: &Option<String>, path: &str| {
         given.as_deref().is_some_and(|given| !given.is_empty() && given != path)
@@ -189,7 +189,7 @@ fn check_seconds(seconds: i64) -> Result<(), StatusError> {
     Err(StatusError::invalid("authentication.k8s.io", "TokenRequest", "", errors))
 }
 
-/// Ties the token to an object: it dies with it.
+/// Binds the token to an object: it is invalid when the object is deleted.
 async fn bind(
     registry: &Registry,
     key: &Key,
@@ -265,7 +265,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_is_for_the_account_that_is() {
+    fn a_request_is_for_the_existing_account() {
         let check = |is_on: bool, wanted: &str, expected: Result<(), &str>| {
             let with = |uid: &str| ObjectMeta { uid: Some(uid.into()), ..ObjectMeta::default() };
             let gate = Feature::TokenRequestServiceAccountUIDValidation;

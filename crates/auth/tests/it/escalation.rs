@@ -1,4 +1,4 @@
-//! Every write of a role or a binding that would grant more than its writer holds is refused.
+//! Writes of a role or a binding that would grant more than the writer holds are refused.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::World;
 
-/// How a request asks for a write.
+/// The method of a write.
 #[derive(Clone, Copy, PartialEq)]
 enum By {
     /// A create without a name in its path.
@@ -28,7 +28,7 @@ struct Judge<'a> {
 }
 
 impl Judge<'_> {
-    /// What the plugin says of a write of `x`: nothing, or why not.
+    /// The plugin's refusal of a write of `x`; empty if it is allowed.
     async fn says<T>(&self, user: &UserInfo, by: By, old: Option<Value>, new: Value) -> String
     where
         T: k8s_openapi::Resource + Object + DeserializeOwned,
@@ -133,21 +133,21 @@ async fn an_aggregation_rule_needs_full_authority() {
         selecting(json!([{"matchExpressions": [{"key": "nope", "operator": "DoesNotExist"}]}]));
     let (plain, empty) = (json!({"rules": []}), selecting(json!([])));
     let cases: [(&UserInfo, By, Option<&Value>, &Value, &str); 13] = [
-        // The report's attack: a patch that adds the rule, and the same by create and by apply.
+        // The attack of the report: a patch that adds the rule, and the same by create and by apply.
         (&writer, By::Put, Some(&plain), &everything, NOT_ADMIN),
         (&writer, By::Post, None, &everything, NOT_ADMIN),
         (&writer, By::Put, None, &everything, NOT_ADMIN),
-        // To take the rule away, or to change a label beside it, needs the same.
+        // The removal of the rule, or a change of a label beside it, needs the same.
         (&writer, By::Put, Some(&everything), &plain, NOT_ADMIN),
         (&writer, By::Put, Some(&everything), &empty, NOT_ADMIN),
-        // A rule without selectors gathers nothing.
+        // A rule without selectors collects nothing.
         (&writer, By::Put, Some(&plain), &empty, ""),
         (&writer, By::Post, None, &empty, ""),
         // All verbs on all resources include `escalate`.
         (&anything, By::Put, Some(&plain), &everything, ""),
         (&root, By::Put, Some(&plain), &everything, ""),
         (&root, By::Post, None, &everything, ""),
-        // A right to escalate `x` counts where the request names `x`.
+        // A right to escalate `x` applies if the request names `x`.
         (&namer, By::Put, Some(&plain), &everything, ""),
         (&namer, By::Put, None, &everything, ""),
         (&namer, By::Post, None, &everything, NOT_ADMIN),
@@ -159,7 +159,7 @@ async fn an_aggregation_rule_needs_full_authority() {
 }
 
 #[tokio::test]
-async fn a_write_that_leaves_the_rules_is_judged_too() {
+async fn a_write_that_leaves_the_rules_is_checked_too() {
     let world = World::start();
     let judge = judge(&world).await;
     let writer = UserInfo::new("writer", &["system:authenticated"]);

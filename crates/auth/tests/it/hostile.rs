@@ -1,5 +1,5 @@
-//! Clients that lie about who they are, and paths that lie about what they mean: through the whole
-//! stack, with the authenticators and authorizers of a cluster.
+//! Clients with false credentials, and paths with misleading spellings, through the whole stack with the
+//! authenticators and authorizers of a cluster.
 
 use std::sync::Arc;
 
@@ -73,7 +73,7 @@ impl Cluster {
         Self { world, server, clients, keys, _root: root }
     }
 
-    /// The status, and the body where it is not a success.
+    /// The answer's status; checks that its body repeats no credential.
     async fn ask(&self, path: &str, headers: &[(&str, &str)], cert_pem: Option<&str>) -> u16 {
         let mut request = Request::get(path);
         for (name, value) in headers {
@@ -96,7 +96,7 @@ impl Cluster {
         let status = response.status().as_u16();
         let body = response.into_body().collect().await.expect("a body").to_bytes();
         let leaked = String::from_utf8_lossy(&body).contains("jane-token");
-        assert!(!leaked, "a credential is repeated");
+        assert!(!leaked, "the answer repeats a credential");
         status
     }
 }
@@ -105,7 +105,7 @@ const MINE: &str = "/api/v1/namespaces/mine/secrets/password";
 const THEIRS: &str = "/api/v1/namespaces/theirs/secrets/password";
 
 #[tokio::test]
-async fn tokens_that_lie_are_refused() {
+async fn false_tokens_are_refused() {
     let cluster = Cluster::start().await;
     let now = base::clock::now().as_second();
     let account = cluster.world.create::<ServiceAccount>("mine", "bot", json!({})).await;
@@ -129,7 +129,7 @@ async fn tokens_that_lie_are_refused() {
         let got = cluster.ask(MINE, &[("authorization", &value)], None).await;
         assert!(got == expected || (expected == 200 && got == 403), "{token}: {got}");
     };
-    // Without rights, but known: 403 on what is not public. `/version` needs a rule too.
+    // Authenticated, but without rights: 403 on everything that is not public. `/version` needs a rule too.
     let good = sign(json!({}));
     let value = format!("Bearer {good}");
     assert_eq!(cluster.ask(MINE, &[("authorization", &value)], None).await, 403);
@@ -156,7 +156,7 @@ async fn tokens_that_lie_are_refused() {
 }
 
 #[tokio::test]
-async fn certificates_that_lie_are_refused() {
+async fn false_certificates_are_refused() {
     let cluster = Cluster::start().await;
     let stranger = Authority::generate("kubernetes").expect("keys can be made");
     let admin = Profile::client("admin", &["system:masters"]);
@@ -170,28 +170,28 @@ async fn certificates_that_lie_are_refused() {
     check(&issue(&stranger, &admin), 401).await;
     let server = Profile { usages: vec![Usage::Server], ..admin.clone() };
     check(&issue(&cluster.clients, &server), 401).await;
-    // A leaf is no authority: what it signs is nobody's.
+    // A leaf is no CA: certificates that it signs are refused.
     let leaf = cluster.clients.issue(&Profile::client("jane", &[])).expect("signs");
     let own = Authority::from_pem(&leaf.cert_pem, &leaf.key_pem);
     if let Ok(own) = own {
         let chain = format!("{}{}", issue(&own, &admin), leaf.cert_pem);
         check(&chain, 401).await;
     }
-    // Somebody else's good certificate behind one's own.
+    // A valid certificate of another user after one's own.
     let chain = format!("{}{}", issue(&stranger, &admin), issue(&cluster.clients, &admin));
     check(&chain, 401).await;
     cluster.world.shutdown().await;
 }
 
 #[tokio::test]
-async fn headers_that_lie_are_not_believed() {
+async fn false_headers_are_ignored() {
     let cluster = Cluster::start().await;
     let jane = ("authorization", "Bearer jane-token");
     assert_eq!(cluster.ask(MINE, &[jane], None).await, 200);
     assert_eq!(cluster.ask(THEIRS, &[jane], None).await, 403);
     let proxied = [jane, ("x-remote-user", "admin"), ("x-remote-group", "system:masters")];
     assert_eq!(cluster.ask(THEIRS, &proxied, None).await, 403, "no front proxy");
-    // A client's certificate, even one called like the front proxy, is none of its authority.
+    // A client certificate with the front proxy's name, but not from its CA.
     let name = Component::FrontProxyClient.identity().user;
     let called = cluster.clients.issue(&Profile::client(name, &[])).expect("signs").cert_pem;
     assert_eq!(cluster.ask(THEIRS, &proxied, Some(&called)).await, 403);
@@ -207,13 +207,13 @@ async fn headers_that_lie_are_not_believed() {
         assert_eq!(cluster.ask(THEIRS, impersonated, None).await, 403, "{impersonated:?}");
     }
     let half = [jane, ("impersonate-group", "system:masters")];
-    assert_eq!(cluster.ask(THEIRS, &half, None).await, 400, "a group of nobody");
+    assert_eq!(cluster.ask(THEIRS, &half, None).await, 400, "a group without a user");
     cluster.world.shutdown().await;
 }
 
-/// KEP-5284: to be somebody is one right, to do something as them another; both are RBAC's.
+/// KEP-5284: impersonating a user is one right, acting as them for a verb another; both are RBAC's.
 #[tokio::test]
-async fn who_may_be_somebody_for_one_thing_is_nobody_for_another() {
+async fn constrained_impersonation_allows_only_its_verbs() {
     let cluster = Cluster::start().await;
     let world = &cluster.world;
     let rule = |verb: &str, group: &str, resource: &str| json!({"rules": [{"verbs": [verb], "apiGroups": [group], "resources": [resource]}]});
@@ -229,7 +229,7 @@ async fn who_may_be_somebody_for_one_thing_is_nobody_for_another() {
     world.create::<RoleBinding>("theirs", "joe", bound("Role", "reader", "joe")).await;
     world.create::<RoleBinding>("mine", "joe", bound("Role", "reader", "joe")).await;
     let as_joe = [("authorization", "Bearer jane-token"), ("impersonate-user", "joe")];
-    // The right to be joe is of no use alone.
+    // The right to impersonate joe alone is not enough.
     assert_eq!(cluster.ask(THEIRS, &as_joe, None).await, 403);
     let on = rule("impersonate-on:user-info:get", "", "secrets");
     world.create::<Role>("theirs", "as-joe", on).await;

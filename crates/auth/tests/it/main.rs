@@ -1,4 +1,4 @@
-//! The authorizers and authenticators on a real registry: writes go through it, indexes follow it.
+//! The authorizers and authenticators with a real registry: writes go through it, indexes follow it.
 
 mod escalation;
 mod hostile;
@@ -35,7 +35,7 @@ impl Strategy for Plain {
     }
 }
 
-/// Of pods the node is a field, which tells whom they belong to.
+/// Gives pods their node as a field, which the authorizer uses.
 struct OfPods;
 
 impl Strategy for OfPods {
@@ -166,7 +166,7 @@ async fn may(authorizer: &dyn Authorizer, attributes: &Attributes) -> bool {
     matches!(authorizer.authorize(attributes).await, Decision::Allow { .. })
 }
 
-/// Waits until the index has seen what the registry wrote.
+/// Waits until the index has seen the registry's writes.
 async fn until(authorizer: &dyn Authorizer, attributes: &Attributes, expected: bool) {
     let what = format!("{attributes:?}");
     let is_so = async || (may(authorizer, attributes).await == expected).then_some(());
@@ -193,7 +193,7 @@ async fn the_bootstrap_policy_lets_components_work() {
     check(&scheduler, "list", "secrets", false).await;
     check(&dns, "watch", "discovery.k8s.io:endpointslices", true).await;
     check(&dns, "delete", "services", false).await;
-    // Beside a node's kubelet: by group, and no pods, which have everything in their specs.
+    // The other components on a node have rights by group, and may not list pods: specs show everything.
     let on_node = |component: pki::Component| {
         let identity = component.on_node("n1").expect("nodes have it");
         let groups: Vec<&str> = identity.groups.iter().map(String::as_str).collect();
@@ -221,7 +221,7 @@ async fn the_bootstrap_policy_lets_components_work() {
 }
 
 #[tokio::test]
-async fn reconciling_repairs_what_was_damaged_and_keeps_what_was_added() {
+async fn reconciling_repairs_damage_and_keeps_additions() {
     let world = World::start();
     let own = json!({"rules": [{"verbs": ["get"], "apiGroups": ["x"], "resources": ["y"]}]});
     world.create::<ClusterRole>("", "system:node-proxier", own.clone()).await;
@@ -243,7 +243,7 @@ async fn reconciling_repairs_what_was_damaged_and_keeps_what_was_added() {
     world.shutdown().await;
 }
 
-/// What earlier versions gave the DNS server goes, and an add-on of the same name keeps its own.
+/// The DNS server loses the role of earlier versions; an add-on of the same name keeps its own.
 #[tokio::test]
 async fn the_dns_servers_former_role_is_withdrawn() {
     const FORMER: &str = "system:coredns";
@@ -269,7 +269,7 @@ async fn the_dns_servers_former_role_is_withdrawn() {
     }
 }
 
-/// A certificate with a Node's UID counts as long as that Node is there.
+/// A certificate with a Node's UID is valid as long as that Node exists.
 #[tokio::test]
 async fn a_nodes_certificate_ends_with_its_node() {
     use apiserver::authn::{Authenticator, PeerCertificates};
@@ -299,14 +299,14 @@ async fn a_nodes_certificate_ends_with_its_node() {
     world.registry.write(&ctx, &Key::new("", "n1"), delete).await.expect("deletes");
     let retired = async || (groups().await == "decapod:retired-nodes").then_some(());
     testkit::wait::found("the certificate ends", retired).await;
-    // Another Node of that name does not bring it back.
+    // Another Node of that name does not make it valid again.
     world.create::<Node>("", "n1", json!({})).await;
     assert_eq!(groups().await, "decapod:retired-nodes");
     world.shutdown().await;
 }
 
 #[tokio::test]
-async fn what_is_retired_goes_unless_people_changed_it() {
+async fn retired_objects_are_removed_unless_users_changed_them() {
     let world = World::start();
     let reference = |name: &str| json!({"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name});
     let group = |name: &str| json!({"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": name});
@@ -361,7 +361,7 @@ async fn the_indexes_follow_the_registry() {
     until(&node, &asks, true).await;
     world.delete::<Pod>("web", "p").await;
     until(&node, &asks, false).await;
-    // One that is on no node gives nobody anything.
+    // An unscheduled pod grants nothing.
     world.create::<Pod>("web", "p", pod("n1")).await;
     until(&node, &asks, true).await;
     let unplaced = |object: &mut dyn Object| {
@@ -374,7 +374,7 @@ async fn the_indexes_follow_the_registry() {
 }
 
 #[tokio::test]
-async fn nobody_grants_what_they_do_not_hold() {
+async fn users_grant_only_what_they_hold() {
     let world = World::start();
     let rules = json!({"rules": [{"verbs": ["get"], "apiGroups": [""], "resources": ["pods"]}]});
     world.create::<ClusterRole>("", "reader", rules.clone()).await;
@@ -430,7 +430,7 @@ async fn nobody_grants_what_they_do_not_hold() {
 }
 
 #[tokio::test]
-async fn a_minted_token_is_good_while_its_pod_lives() {
+async fn a_token_is_valid_while_its_pod_exists() {
     use auth::tokens::TokenAuthenticator;
     let root = tempfile::tempdir().expect("a temporary directory");
     let pki = pki::Pki::open_or_create(root.path()).expect("creates");

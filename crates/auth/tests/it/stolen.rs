@@ -1,11 +1,11 @@
-//! A stolen kubelet certificate: what its thief reaches, by all authorizers of a usual cluster.
-//! (What nodes may write into the objects they reach is NodeRestriction's, in crate `admission`.)
+//! A stolen kubelet certificate: what it gives access to, with all authorizers of a usual cluster.
+//! (The plugin NodeRestriction in crate `admission` limits what nodes may write into these objects.)
 
 use auth::{Authorizers, Masters, UserInfo};
 
 use super::*;
 
-/// What the node's own pods need: verb, resource, namespace, name.
+/// Requests that the node's own pods need: verb, resource, namespace, name.
 const ALLOWED: &[&str] = &[
     "get secrets web mine-secret",
     "get secrets web mine-pull",
@@ -110,7 +110,7 @@ async fn cluster(world: &World) -> Authorizers {
 }
 
 #[tokio::test]
-async fn it_reaches_its_own_node_and_nothing_else() {
+async fn it_gives_access_to_its_own_node_only() {
     let world = World::start();
     let authorizers = cluster(&world).await;
     let thief = UserInfo::new("system:node:n1", &["system:nodes", "system:authenticated"]);
@@ -127,7 +127,7 @@ async fn it_reaches_its_own_node_and_nothing_else() {
     for denied in DENIED {
         check(denied, false).await;
     }
-    // The name alone is not enough, nor the group, nor another spelling.
+    // The name alone is not enough, nor the group alone, nor another spelling.
     for (name, groups) in [
         ("system:node:n1", &["system:authenticated"][..]),
         ("system:node:", &["system:nodes"]),

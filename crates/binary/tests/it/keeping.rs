@@ -87,12 +87,12 @@ fn the_old_authority_is_removed_when_no_client_needs_it() -> Result<()> {
     };
     refused(&server, "the server has not been restarted since")?;
     server.stop()?;
-    refused(&server, "the server cannot be asked who uses it")?;
+    refused(&server, "failed to ask the server for its clients")?;
     server.launch()?;
     let moved = before.replace(address_in(&before)?, address_in(&server.kubeconfig()?)?);
     let answer = ApiClient::from_kubeconfig(&moved)?.get("/api/v1/namespaces", LONG)?;
     ensure!(answer.status == 200, "a kubeconfig of before: {}", answer.body);
-    refused(&server, "kubernetes-admin came with a certificate of CN=kubernetes ")?;
+    refused(&server, "kubernetes-admin used a certificate of CN=kubernetes ")?;
     // Later: the pods know the new authority, and no client uses the old kubeconfig.
     wait::until(LONG, "no client needs the old authority", || server.decapod(&finish))?;
     ensure!(server.api()?.get("/readyz", LONG)?.status == 200, "the running server is lost");

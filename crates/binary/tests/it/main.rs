@@ -11,6 +11,7 @@ mod moving;
 mod proxying;
 mod scale;
 mod several;
+mod simulating;
 mod standalone;
 mod starting;
 mod stopping;

@@ -55,7 +55,7 @@ fn host_of<T: 'static>(value: &Value) -> Option<&T> {
     }
 }
 
-/// In billionths, as upstream's smallest.
+/// In units of 10⁻⁹, upstream's smallest.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
 struct Quantity(i128);
 
@@ -87,7 +87,7 @@ impl Quantity {
         }
         let divisor = 10i128.pow(fraction.len() as u32).checked_mul(over).ok_or_else(bad)?;
         let scaled = value.checked_mul(UNIT).and_then(|value| value.checked_mul(times));
-        // Rounded up, as upstream does with what is too fine.
+        // Like upstream, rounds up smaller digits.
         let value = scaled.map_or(i128::MAX, |scaled| {
             scaled.div_euclid(divisor) + i128::from(scaled % divisor != 0)
         });
@@ -99,7 +99,7 @@ impl Quantity {
     }
 }
 
-/// What a suffix multiplies and divides by.
+/// The factor and divisor of a suffix.
 fn scale(suffix: &str) -> Option<(i128, i128)> {
     let binary = |power: u32| Some((1i128 << (10 * power), 1));
     let decimal = |power: u32| Some((10i128.pow(power), 1));
@@ -472,12 +472,12 @@ impl Host for Cidr {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Semver {
     numbers: [u64; 3],
-    /// A release comes after its previews: `false` first.
+    /// A release is newer than its prereleases.
     is_release: bool,
     preview: Vec<Part>,
 }
 
-/// Numbers come before words.
+/// Numbers sort before words.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Part {
     Number(u64),
@@ -549,7 +549,7 @@ impl Host for Semver {
 
 type FormatRow = (&'static str, fn(&str) -> Vec<String>);
 
-/// Formats by name; each says what is wrong with a text.
+/// Formats by name; each returns the errors of a text.
 const FORMATS: &[FormatRow] = &[
     ("dns1123Label", |text| dns("a lowercase RFC 1123 label", text, false, true)),
     ("dns1123Subdomain", |text| dns("a lowercase RFC 1123 subdomain", text, true, true)),

@@ -8,7 +8,7 @@ use cel_parser::common::ast::operators as op;
 use super::Answer;
 use crate::value::Value;
 
-/// The most that `lists.range` makes.
+/// The maximum length of the result of `lists.range`.
 const LONGEST_RANGE: i64 = 1_000_000;
 
 pub fn call(name: &str, of: &[Value]) -> Answer {
@@ -88,7 +88,7 @@ fn slice(items: &[Value], start: i64, end: i64) -> Answer {
 }
 
 fn sum(items: &[Value]) -> Answer {
-    // Texts and lists cannot be summed: each step would copy what is there.
+    // Texts and lists cannot be summed, because each step would copy the sum.
     let is_number = |item: &Value| item.number().is_some() || matches!(item, Value::Duration(_));
     if !items.iter().all(is_number) {
         return None;

@@ -1,7 +1,7 @@
 //! Functions and operators, by name: the language's own, and Kubernetes' libraries.
 //!
-//! A function looks at its arguments' values; overloads are arms of a match. [`TABLE`] says what each
-//! gives, for the checker.
+//! A function inspects its arguments' values; overloads are arms of a match. [`TABLE`] has the result
+//! types, for the checker.
 
 mod hosts;
 mod lists;
@@ -16,10 +16,10 @@ pub(crate) use strings::count_matches;
 
 type Answer = Option<Result<Value, String>>;
 
-/// Is it called as a method, what does it give? `None`: both ways.
+/// Name, whether it is a method (`None`: both forms), and the result type.
 type Row = (&'static str, Option<bool>, fn() -> Type);
 
-/// All functions. A library's methods are in its own file; here is what they give.
+/// All functions. A library's methods are in its own file; this table has their result types.
 const TABLE: &[Row] = &[
     ("size", None, || Type::Int),
     ("type", Some(false), || Type::Type),
@@ -150,7 +150,7 @@ fn named_format() -> Type {
     Type::Opaque("kubernetes.NamedFormat")
 }
 
-/// What a function gives; `None`: there is none of this name.
+/// The result type of a function; `None`: there is no such function.
 pub fn result_of(name: &str, is_method: bool) -> Option<Type> {
     let row = TABLE.iter().find(|(known, method, _)| {
         *known == name && method.is_none_or(|method| method == is_method)
@@ -158,7 +158,7 @@ pub fn result_of(name: &str, is_method: bool) -> Option<Type> {
     row.map(|(_, _, kind)| kind())
 }
 
-/// Words before a dot that are part of a function's name.
+/// Words before a dot that belong to a function's name.
 pub fn is_namespace(word: &str) -> bool {
     matches!(
         word,
@@ -174,12 +174,12 @@ pub fn is_namespace(word: &str) -> bool {
     )
 }
 
-/// Types whose methods the program around knows.
+/// Types whose methods are defined outside of this crate.
 pub fn is_external(name: &str) -> bool {
     name.starts_with("kubernetes.authorization.")
 }
 
-/// May the function be applied to these types? What is not listed is found out when it is called.
+/// Whether the function accepts these types. Functions not listed here are checked when called.
 pub fn accepts(name: &str, of: &[&Type]) -> bool {
     let is = |at: usize, kinds: &[Type]| {
         of.get(at).is_none_or(|kind| **kind == Type::Dyn || kinds.contains(kind))
@@ -235,7 +235,7 @@ pub fn type_named(name: &str) -> Option<Value> {
     TYPES.iter().find(|known| **known == name).map(|known| Value::Type(known))
 }
 
-/// `None`: no function of this name takes such values.
+/// `None`: no function of this name accepts such values.
 pub fn call(name: &str, target: Option<&Value>, arguments: &[Value]) -> Answer {
     if let Some(Value::Host(host)) = target
         && let Some(answer) = host.call(name, arguments)

@@ -9,9 +9,9 @@ use crate::value::Value;
 const SIZE_LIMIT: usize = 1 << 20;
 
 enum Regex {
-    /// Classes are ASCII, as in Go.
+    /// Character classes are ASCII, as in Go.
     Small(regex_lite::Regex),
-    /// Where Unicode classes are asked for.
+    /// For patterns with Unicode classes.
     Big(regex::Regex),
 }
 
@@ -44,7 +44,7 @@ impl Regex {
     }
 }
 
-/// How often a pattern is found in a text, at most `most`. What is no pattern is found nowhere.
+/// The number of matches of a pattern in a text, at most `most`. An invalid pattern has none.
 pub(crate) fn count_matches(pattern: &str, text: &str, most: usize) -> usize {
     match Regex::new(pattern) {
         Ok(Regex::Small(regex)) => regex.find_iter(text).take(most).count(),
@@ -145,7 +145,7 @@ fn position(last: bool, given: &str, part: &str, start: &[Value]) -> Answer {
         _ => None,
     };
     let found = if last {
-        // It may begin at the bound, and end behind it.
+        // It may start at the bound, and end after it.
         let end = bound.unwrap_or(given.len()).saturating_add(part.len());
         given[..given.floor_char_boundary(end)].rfind(part)
     } else {
@@ -155,7 +155,7 @@ fn position(last: bool, given: &str, part: &str, start: &[Value]) -> Answer {
     Some(Ok(Value::Int(found.map_or(-1, |byte| given[..byte].chars().count() as i64))))
 }
 
-/// Where a character begins, or the end behind the last one.
+/// The byte offset of a character, or of the end.
 fn byte_of(text: &str, at: i64) -> Option<usize> {
     let at = usize::try_from(at).ok()?;
     text.char_indices().map(|(byte, _)| byte).chain([text.len()]).nth(at)

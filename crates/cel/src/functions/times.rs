@@ -101,7 +101,7 @@ pub fn arithmetic(name: &str, a: &Value, b: &Value) -> Answer {
     })
 }
 
-/// As protobuf prints durations: `5400s`.
+/// Formats durations like protobuf: `5400s`.
 pub fn show_duration(nanos: i64) -> String {
     let (seconds, rest) = (nanos / 1_000_000_000, (nanos % 1_000_000_000).abs());
     if rest == 0 {

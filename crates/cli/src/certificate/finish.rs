@@ -1,16 +1,16 @@
-//! `decapod certificate rotate-ca --finish`: the replaced authority leaves the bundle.
+//! `decapod certificate rotate-ca --finish`: removes the replaced CA from the bundle.
 //!
 //! ```text
-//!  rotate-ca            ca.crt: new, new as the old one signs it, old
-//!  restarts, rotations  everybody gets certificates of the new one, and learns to believe it
+//!  rotate-ca            ca.crt: new, new cross-signed by the old one, old
+//!  restarts, rotations  all clients get certificates of the new one, and trust it
 //!  rotate-ca --finish   ca.crt: new
 //! ```
 //!
-//! In: the files of this machine, and what the running server knows: who came with a certificate of
-//! the old authority, which nodes it has heard of, what pods are given to believe. Out: the bundle
-//! without the old authority, or a list of those who would be lost.
-//! Invariant: nothing is changed while anything on that list is left, unless by force; nothing is
-//! deleted, what goes lies in `pki/old-TIME`.
+//! In: the files of this machine, and the running server's data: users with certificates of the old CA,
+//! nodes' heartbeats, the CA bundles of pods. Out: the bundle without the old CA, or a list of clients
+//! that would lose access.
+//! Invariant: nothing is changed while that list is not empty, unless with --force; nothing is
+//! deleted, replaced files are kept in `pki/old-TIME`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -29,22 +29,22 @@ use crate::cluster::{Cluster, Connection, with_query};
 use crate::duration;
 
 const END: &str = "-----END CERTIFICATE-----";
-/// Users by when they last came with a certificate of a replaced authority (`auth::sightings`).
+/// Metric: when each user last used a certificate of a replaced CA (`auth::sightings`).
 const SEEN: &str = "decapod_old_authority_last_seen_timestamp_seconds";
 const STARTED: &str = "process_start_time_seconds";
-/// Of a list that is shown to a person.
+/// The maximum length of the printed list.
 const SHOWN: usize = 20;
 
-/// How `--finish` was asked for.
+/// The options of `--finish`.
 pub struct Finish<'a> {
     pub data_dir: &'a Path,
     pub kubeconfig: Option<&'a Path>,
-    /// Who was last seen longer ago does not count.
+    /// Users that were last seen longer ago are ignored.
     pub unused_for: Duration,
     pub force: bool,
 }
 
-/// An authority's file: what stays, and which of it goes.
+/// A CA's file: its text, the present CA, and the older ones.
 struct Bundle {
     name: &'static str,
     text: String,
@@ -63,14 +63,14 @@ impl Bundle {
         let goes: Vec<Certificate> = all.collect();
         if !goes.is_empty() && !present.is_issued_by(&present) {
             bail!(
-                "{}: the first certificate is signed by somebody else; which of the others belong to it only you can tell, so take the old authority out by hand",
+                "{}: the first certificate is not self-signed, so it is unknown which others belong to it; remove the old authority from the file by hand",
                 path.display()
             );
         }
         Ok(Self { name, text, present, goes })
     }
 
-    /// The first certificate alone.
+    /// Only the first certificate.
     fn rest(&self) -> &str {
         let end = self.text.find(END).map_or(self.text.len(), |at| at + END.len());
         &self.text[..end]
@@ -85,7 +85,7 @@ impl Finish<'_> {
         let cluster_ca = bundles[0].present.clone();
         bundles.retain(|bundle| !bundle.goes.is_empty());
         if bundles.is_empty() {
-            return Ok("there is no older authority to take out\n".into());
+            return Ok("there is no older authority to remove\n".into());
         }
         let mut lost = on_this_machine(self.data_dir, &bundles)?;
         if bundles.iter().any(|bundle| bundle.name == ROOTS[0]) {
@@ -108,14 +108,14 @@ impl Finish<'_> {
         }
         let names: Vec<&str> = bundles.iter().map(|bundle| bundle.name).collect();
         Ok(format!(
-            "taken out of {}: the older authorities; what was is in {}\n\
-             restart the server, then the agents; whoever comes with a certificate of an older authority is refused from then on\n",
+            "removed the older authorities from {}; the replaced files are in {}\n\
+             restart the server, then the agents; from then on, certificates of an older authority are refused\n",
             names.join(", "),
             aside.display()
         ))
     }
 
-    /// What the server knows; that it cannot be asked is a reason, too.
+    /// Reasons from the server's data; a failed request is a reason, too.
     async fn in_the_cluster(&self, present: &Certificate) -> Vec<String> {
         let kubeconfig = self.kubeconfig.map(Path::to_owned);
         let kubeconfig = kubeconfig.unwrap_or_else(|| self.data_dir.join("kubeconfig"));
@@ -127,7 +127,7 @@ impl Finish<'_> {
         match asked.await {
             Ok(known) => known.lost(present, base::clock::now(), self.unused_for),
             Err(failure) => vec![format!(
-                "the server cannot be asked who uses it: {}",
+                "failed to ask the server for its clients: {}",
                 failure.to_string().trim_start_matches("error: ")
             )],
         }
@@ -146,14 +146,14 @@ fn refusal(lost: &[String]) -> String {
     )
 }
 
-/// Everything but authorities.
+/// All certificates except CAs.
 fn leaves(data_dir: &Path) -> Result<Vec<Found>> {
     let mut found = find(data_dir)?;
     found.retain(|one| !ROOTS.contains(&one.name.as_str()) && !one.certificate.is_authority);
     Ok(found)
 }
 
-/// Certificates of an older authority in the data directory.
+/// Certificates of an older CA in the data directory.
 fn on_this_machine(data_dir: &Path, bundles: &[Bundle]) -> Result<Vec<String>> {
     let mut lost = vec![];
     for one in leaves(data_dir)? {
@@ -177,13 +177,13 @@ fn on_this_machine(data_dir: &Path, bundles: &[Bundle]) -> Result<Vec<String>> {
     Ok(lost)
 }
 
-/// Whether a PEM text has this very certificate.
+/// Whether a PEM text contains exactly this certificate.
 fn names(pem: &[u8], authority: &Certificate) -> bool {
     let all = pki::certificates(pem).unwrap_or_default();
     all.iter().any(|one| one.der() == authority.der())
 }
 
-/// What the server said.
+/// The server's answers.
 struct Known {
     metrics: String,
     nodes: Value,
@@ -208,7 +208,7 @@ impl Known {
         })
     }
 
-    /// Who would be lost, in words.
+    /// The clients that would lose access, as text.
     fn lost(&self, present: &Certificate, now: Timestamp, unused_for: Duration) -> Vec<String> {
         let mut lost = self.still_shown(now, unused_for);
         lost.extend(self.silent_nodes());
@@ -222,7 +222,7 @@ impl Known {
                 if !names(&pem, present) {
                     let (namespace, name) = (meta(object, "namespace"), meta(object, "name"));
                     lost.push(format!(
-                        "{key} {namespace}/{name}, by which service accounts know the server, lacks the new authority"
+                        "{key} {namespace}/{name}, with which service accounts verify the server, lacks the new authority"
                     ));
                 }
             }
@@ -230,7 +230,7 @@ impl Known {
         lost
     }
 
-    /// Users who came with a certificate of an older authority.
+    /// Users with a certificate of an older CA.
     fn still_shown(&self, now: Timestamp, unused_for: Duration) -> Vec<String> {
         if !self.metrics.contains(SEEN) {
             return vec![
@@ -246,13 +246,13 @@ impl Known {
             let (user, authority) = (label(labels, "user")?, label(labels, "authority")?);
             is_used.then(|| {
                 let ago = duration::short(ago.max(0));
-                format!("{user} came with a certificate of CN={authority} {ago} ago")
+                format!("{user} used a certificate of CN={authority} {ago} ago")
             })
         });
         users.collect()
     }
 
-    /// Nodes that have not spoken to this server in its life: nobody knows what they would show.
+    /// Nodes without a heartbeat since the server's start: their certificates are unknown.
     fn silent_nodes(&self) -> Vec<String> {
         let started = self.metrics.lines().find_map(|line| {
             let value = line.strip_prefix(STARTED)?.trim().parse::<f64>().ok()?;
@@ -270,7 +270,7 @@ impl Known {
             items(&self.nodes).iter().map(|node| meta(node, "name")).collect();
         let silent = nodes.iter().filter(|node| heard.get(*node).is_none_or(|at| *at < started));
         silent
-            .map(|node| format!("node {node} has not been heard of since the server started"))
+            .map(|node| format!("node {node} has sent no heartbeat since the server started"))
             .collect()
     }
 }
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn who_would_be_lost_is_told() {
+    fn clients_that_would_lose_access_are_listed() {
         let new = pki::Authority::generate("new").expect("an authority");
         let old = pki::Authority::generate("old").expect("an authority");
         let check = |known: &Known, expected: &str| {
@@ -344,7 +344,7 @@ mod tests {
         check(&known(&seen("a", 60)), "");
         check(
             &known(&[seen("a", 61), seen("b\\\"c", 9)].concat()),
-            "b\"c came with a certificate of CN=old 9s ago",
+            "b\"c used a certificate of CN=old 9s ago",
         );
         let node = |name: &str| json!({"metadata": {"name": name}});
         let lease = |name: &str, ago: i64| {
@@ -355,25 +355,25 @@ mod tests {
         let leases = json!({"items": [lease("a", 10), lease("b", 200), lease("gone", 300)]});
         check(
             &Known { nodes, leases, ..known("") },
-            "node b has not been heard of since the server started; node c has not been heard of since the server started",
+            "node b has sent no heartbeat since the server started; node c has sent no heartbeat since the server started",
         );
         let root = |pem: &str| json!({"metadata": {"namespace": "web", "name": "kube-root-ca.crt"}, "data": {"ca.crt": pem}});
         let both = [old.cert_pem(), new.cert_pem()].concat();
         check(&Known { roots: json!({"items": [root(&both)]}), ..known("") }, "");
         check(
             &Known { roots: json!({"items": [root(old.cert_pem())]}), ..known("") },
-            "configmap web/kube-root-ca.crt, by which service accounts know the server, lacks the new authority",
+            "configmap web/kube-root-ca.crt, with which service accounts verify the server, lacks the new authority",
         );
         let secret = json!({"items": [{"metadata": {"namespace": "web", "name": "t"},
             "data": {"ca.crt": STANDARD.encode(old.cert_pem())}}]});
         check(
             &Known { tokens: secret, ..known("") },
-            "secret web/t, by which service accounts know the server, lacks the new authority",
+            "secret web/t, with which service accounts verify the server, lacks the new authority",
         );
     }
 
     #[tokio::test]
-    async fn the_old_authority_leaves_when_nobody_needs_it() {
+    async fn an_unused_old_authority_is_removed() {
         let root = tempfile::tempdir().expect("a directory");
         let directory = root.path().join(PKI);
         let old = Pki::open_or_create(&directory).expect("made");
@@ -385,12 +385,12 @@ mod tests {
         };
         old.component(Component::Admin).expect("issued");
         let nothing = finish(false).run().await.expect("nothing to do");
-        assert_eq!(nothing, "there is no older authority to take out\n");
+        assert_eq!(nothing, "there is no older authority to remove\n");
 
         RotateCa::default().replace(root.path()).expect("rotated");
         let new = Pki::open_or_create(&directory).expect("loads");
         new.component(Component::Admin).expect("issued");
-        // An agent's certificate of before, on the same machine.
+        // An old certificate of an agent on the same machine.
         let node = old.issue(&pki::Identity::node("n1").profile()).expect("issued");
         let agent = root.path().join(AGENT);
         fs::create_dir(&agent).expect("made");
@@ -400,7 +400,7 @@ mod tests {
         for part in [
             "agent/kubelet-client.pem on this machine is signed by CN=kubernetes\n",
             "the agent on this machine does not know the new authority yet\n",
-            "the server cannot be asked who uses it: no cluster found",
+            "failed to ask the server for its clients: no cluster found",
         ] {
             assert!(told.contains(part), "{told}");
         }
@@ -417,8 +417,8 @@ mod tests {
         }
         let leaf = after.component(Component::Admin).expect("issued").cert_pem;
         let chain = pki::certificates(leaf.as_bytes()).expect("PEM");
-        assert_eq!(chain.len(), 1, "the old authority's word no longer goes along");
+        assert_eq!(chain.len(), 1, "the cross-signed certificate is removed");
         let again = finish(false).run().await.expect("nothing to do");
-        assert_eq!(again, "there is no older authority to take out\n");
+        assert_eq!(again, "there is no older authority to remove\n");
     }
 }

@@ -1,7 +1,7 @@
-//! The images of a node whose containers another runtime runs: asked for over CRI.
+//! The images of a node with another container runtime, over CRI.
 //!
-//! In: the runtime's endpoints, as the data directory remembers them. Out: the same lines as for images
-//! of our own. CRI can list, pull and remove; it has no import.
+//! In: the runtime's endpoints from the data directory. Out: the same lines as for our own images. CRI can
+//! list, pull and remove; it has no import.
 
 use std::process::ExitCode;
 

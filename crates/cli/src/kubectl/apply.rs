@@ -1,7 +1,7 @@
-//! `kubectl apply`, by three-way merge on the client or by the server.
+//! `kubectl apply`: a three-way merge in the client, or server-side apply.
 //!
-//! Client side, what is applied is kept in an annotation, so that the next apply knows what was
-//! taken out of the manifest. Upstream: `kubectl/pkg/cmd/apply`.
+//! Client-side, an annotation keeps the applied manifest, so that the next apply can detect fields that
+//! were removed from it. Upstream: `kubectl/pkg/cmd/apply`.
 
 use std::collections::HashMap;
 
@@ -21,7 +21,7 @@ use crate::failure::{Failure, Result, own};
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 const CLIENT_MANAGER: &str = "kubectl-client-side-apply";
 const SERVER_MANAGER: &str = "kubectl";
-/// How often a patch is made anew when somebody else was faster.
+/// The number of tries of a patch that conflicts with other writes.
 const TRIES: usize = 5;
 
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -122,12 +122,12 @@ impl Apply {
 struct Applier<'a> {
     cluster: &'a Cluster,
     flags: &'a Apply,
-    /// OpenAPI documents by group and version; `None` where the server has none.
+    /// OpenAPI documents by group and version; `None` if the server has none.
     schemas: HashMap<(String, String), Option<OpenApi>>,
 }
 
 impl Applier<'_> {
-    /// What was done, in one word, and the object after it.
+    /// Applies a manifest; returns the action's word and the resulting object.
     async fn apply(&mut self, one: Manifest, console: &Console) -> Result<(&'static str, Value)> {
         if self.flags.server_side {
             return self.by_server(&one).await.map(|object| ("serverside-applied", object));
@@ -139,7 +139,7 @@ impl Applier<'_> {
                 Ok(current) => current,
                 Err(error) if error.is_not_found() => {
                     match self.create(&one, &modified).await {
-                        // Somebody else created it meanwhile.
+                        // Another client created it meanwhile.
                         Err(error)
                             if error.status().is_some_and(|s| s.reason == "AlreadyExists") =>
                         {
@@ -161,10 +161,7 @@ impl Applier<'_> {
                 done => return done,
             }
         }
-        Err(own(format!(
-            "{}: it is changed all the time, the patch does not get through",
-            one.name
-        )))
+        Err(own(format!("{}: the patch failed, because the object keeps changing", one.name)))
     }
 
     async fn by_server(&self, one: &Manifest) -> Result<Value> {
@@ -246,7 +243,7 @@ impl Applier<'_> {
                 "" => format!("/openapi/v3/api/{version}"),
                 group => format!("/openapi/v3/apis/{group}/{version}"),
             };
-            // A server without the document takes merge patches as well.
+            // Without the document, the server still accepts merge patches.
             let document = self.cluster.get(&path).await.ok().map(OpenApi::new);
             self.schemas.insert(key.clone(), document);
         }
@@ -260,7 +257,7 @@ fn query_path(path: &str, query: &[(&'static str, String)]) -> String {
     with_query(path, &pairs)
 }
 
-/// The manifest with itself in the annotation.
+/// The manifest with its own text in the annotation.
 fn with_annotation(object: &Value) -> Value {
     let mut object = object.clone();
     if !object["metadata"]["annotations"].is_object() {
@@ -273,7 +270,7 @@ fn with_annotation(object: &Value) -> Value {
     object
 }
 
-/// Upstream's hint on what to do about conflicts, and what it says of servers without this apply.
+/// Adds upstream's hints about conflicts, and about servers without server-side apply.
 fn explained(error: Failure) -> Failure {
     if let Some(status) = error.status().filter(|status| status.code == 415) {
         return Failure::Plain(format!(

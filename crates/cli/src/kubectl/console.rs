@@ -1,14 +1,14 @@
-//! Where text goes: standard output and standard error, or a test's buffers.
+//! The output streams: standard output and standard error, or a test's buffers.
 
 use std::io::Write;
 use std::sync::{Arc, Mutex};
 
 use crate::failure::Result;
 
-/// Cheap to clone; clones write to the same places.
+/// Cheap to clone; clones write to the same streams.
 #[derive(Clone)]
 pub struct Console {
-    /// Held for one write each.
+    /// Locked for one write at a time.
     out: Arc<Mutex<dyn Write + Send>>,
     err: Arc<Mutex<dyn Write + Send>>,
 }
@@ -30,9 +30,9 @@ impl Console {
         self.print(format!("{}\n", text.as_ref()))
     }
 
-    /// For people, beside the output.
+    /// Prints a message for users, separate from the output.
     pub fn note(&self, text: impl AsRef<str>) {
-        // Nobody can be told that standard error is gone.
+        // A failure to write to standard error cannot be reported.
         let _ = write(&self.err, format!("{}\n", text.as_ref()).as_bytes());
     }
 

@@ -1,4 +1,4 @@
-//! `kubectl delete`: by name, by selector, by manifest; waits until the objects are gone.
+//! `kubectl delete`: by name, selector or manifest; waits until the objects are gone.
 //!
 //! Upstream: `kubectl/pkg/cmd/delete`.
 
@@ -43,7 +43,7 @@ pub struct Delete {
     /// Wait for resources to be gone before returning
     #[arg(long, num_args = 0..=1, default_missing_value = "true", default_value = "true", require_equals = true, action = clap::ArgAction::Set)]
     pub wait: bool,
-    /// How long to wait; 0 means for as long as the objects take
+    /// How long to wait; 0 means without a limit
     #[arg(long, value_parser = crate::duration::parse, default_value = "0")]
     pub timeout: Duration,
     /// Seconds given to the resource to terminate gracefully; negative: the object's own
@@ -124,7 +124,7 @@ impl Delete {
         Failure::collect(failures)
     }
 
-    /// With `--all` or a selector, whatever went meanwhile is as good as deleted.
+    /// With `--all` or a selector, an object that is already gone counts as deleted.
     fn forgives(&self) -> bool {
         self.ignore_not_found
             || self.all
@@ -146,7 +146,7 @@ impl Delete {
             self.grace_period = 1;
         }
         if self.grace_period == 0 && !self.force {
-            // Upstream: only --force may lose data.
+            // Upstream: a grace period of 0 needs --force.
             self.grace_period = 1;
         }
         if self.force && self.grace_period < 0 {
@@ -214,7 +214,7 @@ impl Delete {
         Ok(items_of(list).into_iter().map(victim).collect())
     }
 
-    /// The uid of the object, when the server says it.
+    /// Deletes the object; returns its uid if the server sends it.
     async fn delete(&self, cluster: &Cluster, victim: &Victim) -> Result<Option<String>> {
         let path = victim.resource.object(victim.namespace.as_deref(), &victim.name);
         if self.dry_run == DryRun::Client {
@@ -249,7 +249,7 @@ impl Delete {
     }
 }
 
-/// Returns when the object with this uid is no more. Another one of the same name does not count.
+/// Returns when the object with this uid is gone. Another object of the same name does not count.
 async fn gone(cluster: &Cluster, victim: &Victim, uid: Option<&str>) -> Result<()> {
     let field = format!("metadata.name={}", victim.name);
     let path = victim.resource.collection(victim.namespace.as_deref());
@@ -258,7 +258,7 @@ async fn gone(cluster: &Cluster, victim: &Victim, uid: Option<&str>) -> Result<(
     loop {
         let list = match cluster.get(&path).await {
             Ok(list) => list,
-            // With its definition or its namespace went the object.
+            // The object's definition or namespace is gone, and the object with it.
             Err(error) if error.is_not_found() => return Ok(()),
             Err(error) => return Err(error),
         };

@@ -1,11 +1,11 @@
-//! `kubectl diff --from-revision`: what an object looked like, what it looks like now, who changed it.
+//! `kubectl diff --from-revision`: an object's state at a revision, its state now, and who changed it.
 //!
-//! In: one object's name and a revision that the server still keeps. Out: a line for each change
-//! since, with the managers that managedFields name, then a unified diff of both states as YAML. The
-//! exit code is 1 where they differ, as upstream's diff.
+//! In: an object's name and a revision that the server still has. Out: a line for each later change, with
+//! its managers from managedFields, then a unified diff of both states as YAML. Like upstream's diff, the
+//! exit code is 1 if they differ.
 //!
-//! Everything is asked by the API: the two states by lists of an exact resourceVersion, the changes
-//! by a watch from the older one.
+//! It uses only the API: lists with an exact resourceVersion for the two states, and a watch from the
+//! older one for the changes.
 
 use serde_json::Value;
 
@@ -19,19 +19,19 @@ use crate::cluster::{Cluster, decode, with_query};
 use crate::failure::{ApiStatus, Failure, Result, own};
 use crate::grid::Grid;
 
-/// Lines around a change.
+/// Lines of context around a change.
 const CONTEXT: usize = 3;
-/// Lines of one side times lines of the other that are compared in full.
+/// The limit for a full comparison: lines of one side times lines of the other.
 const LARGEST: usize = 4_000_000;
 
 #[derive(clap::Args, Clone, Debug)]
 pub struct Diff {
     /// TYPE NAME or TYPE/NAME
     pub resources: Vec<String>,
-    /// The older state's resourceVersion
+    /// The resourceVersion of the older state
     #[arg(long, value_name = "REVISION")]
     pub from_revision: u64,
-    /// The newer one's [default: the present]
+    /// The resourceVersion of the newer state [default: the present one]
     #[arg(long, value_name = "REVISION")]
     pub to_revision: Option<u64>,
     /// Show managedFields too
@@ -66,7 +66,7 @@ impl Diff {
             ("watch", "true"),
             ("fieldSelector", &*field),
             ("resourceVersion", &from),
-            // Only what was: the server says it at once.
+            // Only past changes, which the server sends at once.
             ("timeoutSeconds", "1"),
         ];
         let path = with_query(&collection, &pairs);
@@ -86,10 +86,10 @@ impl Diff {
     }
 }
 
-/// An object at some revision, if it was there.
+/// An object at a revision; `None` if it did not exist.
 struct State {
     object: Option<Value>,
-    /// The list's.
+    /// The list's resourceVersion.
     version: String,
 }
 
@@ -111,7 +111,7 @@ impl State {
     }
 }
 
-/// A line per event, under a line of headers.
+/// Prints a line per event, below a line of headers.
 async fn changes(
     cluster: &Cluster,
     path: &str,
@@ -149,7 +149,7 @@ async fn changes(
     Ok(rows)
 }
 
-/// Manager, operation (and subresource) and time of the entries of managedFields that a change made.
+/// Manager, operation (and subresource) and time of the managedFields entries that a change wrote.
 fn changers(before: Option<&Value>, after: &Value) -> Vec<[String; 3]> {
     let entries = |object: &Value| -> Vec<Value> {
         object["metadata"]["managedFields"].as_array().cloned().unwrap_or_default()
@@ -164,7 +164,7 @@ fn changers(before: Option<&Value>, after: &Value) -> Vec<[String; 3]> {
         [text(&entry["manager"]), operation, text(&entry["time"])]
     };
     let new = entries(after);
-    // An entry whose time did not move only lost fields to another.
+    // An entry with the same time only lost fields to another one.
     let moved = |entry: &&Value| {
         let same = |other: &&Value| {
             ["manager", "operation", "subresource", "apiVersion"]
@@ -178,17 +178,17 @@ fn changers(before: Option<&Value>, after: &Value) -> Vec<[String; 3]> {
     };
     let mut found: Vec<_> = new.iter().filter(moved).map(show).collect();
     if found.is_empty() {
-        // Within one second the time stays; what the entry owns does not.
+        // Within one second the time is the same, but the owned fields differ.
         found = new.iter().filter(|entry| !old.contains(entry)).map(show).collect();
     }
     if found.is_empty() {
-        // Nor does what is owned, when only values change: the last one who wrote it is.
+        // If only values changed, the owned fields are the same, too: take the newest entry.
         found = new.iter().max_by_key(|entry| text(&entry["time"])).map(show).into_iter().collect();
     }
     found
 }
 
-/// One side's line, or both's.
+/// A line of one side, or of both.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Edit {
     Same,
@@ -196,7 +196,7 @@ enum Edit {
     New,
 }
 
-/// The differences with some lines around them, as `diff -u`.
+/// The differences with context lines, like `diff -u`.
 fn unified(old: &str, new: &str) -> String {
     let (old, new): (Vec<&str>, Vec<&str>) = (old.lines().collect(), new.lines().collect());
     let edits = edits(&old, &new);
@@ -229,7 +229,7 @@ fn hunk(
         (count(&edits[..range.start], Edit::New), count(&edits[..range.start], Edit::Old));
     let inside = &edits[range];
     let (olds, news) = (count(inside, Edit::New), count(inside, Edit::Old));
-    // Of nothing, the line before it is named.
+    // An empty range starts at the line before it.
     let start = |at: usize, count: usize| if count == 0 { at } else { at + 1 };
     let (from, to) = (start(a, olds), start(b, news));
     out.push_str(&format!("@@ -{from},{olds} +{to},{news} @@\n"));
@@ -247,7 +247,7 @@ fn hunk(
     }
 }
 
-/// The shortest way from one to the other, by longest common subsequence.
+/// The shortest edit script, by longest common subsequence.
 fn edits(old: &[&str], new: &[&str]) -> Vec<Edit> {
     let same = |a: &[&str], b: &[&str]| a.iter().zip(b).take_while(|(a, b)| a == b).count();
     let head = same(old, new);
@@ -267,7 +267,7 @@ fn edits(old: &[&str], new: &[&str]) -> Vec<Edit> {
 
 fn shortest(a: &[&str], b: &[&str]) -> Vec<Edit> {
     let width = b.len() + 1;
-    // How many lines are common from here to the ends.
+    // The number of common lines from here to both ends.
     let mut common = vec![0_u32; (a.len() + 1) * width];
     for i in (0..a.len()).rev() {
         for j in (0..b.len()).rev() {
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn managers_of_a_change_are_those_whose_entry_moved() {
+    fn managers_of_a_change_are_those_with_a_new_entry() {
         let object = |entries: Value| json!({"metadata": {"managedFields": entries}});
         let entry = |manager: &str, time: &str, fields: &str| json!({"manager": manager, "operation": "Update", "time": time, "fieldsV1": {fields: {}}});
         let before = object(json!([entry("a", "1", "f:x"), entry("b", "1", "f:y")]));

@@ -1,7 +1,7 @@
-//! `kubectl exec`: a command in a container, over the WebSocket remote command protocol.
+//! `kubectl exec`: runs a command in a container, over the WebSocket remote command protocol.
 //!
-//! The command's exit code becomes ours. With `-it` the terminal is raw for the time of the
-//! command, and its size follows the window. Upstream: `kubectl/pkg/cmd/exec`.
+//! The command's exit code becomes ours. With `-it`, the terminal is in raw mode during the command, and
+//! its size follows the window. Upstream: `kubectl/pkg/cmd/exec`.
 
 use std::os::fd::AsFd;
 
@@ -19,7 +19,7 @@ use super::stdin::Stdin;
 use crate::cluster::Cluster;
 use crate::failure::{ApiStatus, Failure, Result, own};
 
-/// How long the farewell may take.
+/// The timeout of closing the connection.
 const GOODBYE: std::time::Duration = std::time::Duration::from_secs(5);
 
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -97,8 +97,8 @@ impl Exec {
     }
 }
 
-/// The session moves as long as the pump is driven. After the command's end the server says goodbye;
-/// after a failure of ours (nobody reads what we print) the connection is dropped.
+/// Runs the session together with its pump. After the command's end the server closes the connection;
+/// after a failure of ours (our output cannot be written) the connection is dropped.
 async fn drive<T>(
     pump: impl Future<Output = std::io::Result<()>>,
     talk: impl Future<Output = Result<T>>,
@@ -124,7 +124,7 @@ fn refused(error: HandshakeError) -> Failure {
     }
 }
 
-/// Moves bytes between the session and our own streams until the command has ended.
+/// Copies bytes between the session and our own streams until the command ends.
 async fn talk(mut session: ClientSession, console: &Console) -> Result<Vec<u8>> {
     let (stdout, stderr) = (session.stdout.take(), session.stderr.take());
     let output = async {
@@ -140,7 +140,7 @@ async fn talk(mut session: ClientSession, console: &Console) -> Result<Vec<u8>> 
                     break;
                 }
             }
-            // Dropping the pipe tells the command that there is no more.
+            // Dropping the pipe closes the command's input.
         }
         Ok::<_, Failure>(())
     };
@@ -184,7 +184,7 @@ async fn copy(
     }
 }
 
-/// The Status that ends a session: success, an exit code, or an error of the runtime.
+/// Converts the Status that ends a session: success, an exit code, or an error of the runtime.
 fn finish(status: &[u8]) -> Result<()> {
     let value: Value = serde_json::from_slice(status).unwrap_or_default();
     if value["status"] == "Success" {
@@ -203,12 +203,12 @@ fn finish(status: &[u8]) -> Result<()> {
     Err(own(message.unwrap_or_else(|| String::from_utf8_lossy(status).into_owned())))
 }
 
-/// Puts the terminal back as it was when dropped.
+/// Restores the terminal when dropped.
 struct RawTerminal(Termios);
 
 impl RawTerminal {
     fn enter() -> Result<Self> {
-        let failed = |errno: nix::Error| own(format!("cannot set up the terminal: {errno}"));
+        let failed = |errno: nix::Error| own(format!("failed to set up the terminal: {errno}"));
         let stdin = std::io::stdin();
         let before = termios::tcgetattr(&stdin).map_err(failed)?;
         let mut raw = before.clone();
@@ -220,7 +220,7 @@ impl RawTerminal {
 
 impl Drop for RawTerminal {
     fn drop(&mut self) {
-        // Nothing can be done about a terminal that is gone.
+        // A failure on a terminal that is gone does not matter.
         let _ = termios::tcsetattr(std::io::stdin(), SetArg::TCSADRAIN, &self.0);
     }
 }
@@ -243,7 +243,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_commands_end_is_ours() {
+    fn the_commands_exit_code_is_ours() {
         let check = |status: Value, code: u8, lines: &[&str]| {
             let outcome = finish(status.to_string().as_bytes());
             match outcome {

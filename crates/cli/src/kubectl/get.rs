@@ -1,7 +1,7 @@
 //! `kubectl get`.
 //!
-//! Tables come from the server; other formats are made from plain objects. A failure about one
-//! object does not keep the others from being printed. Upstream: `kubectl/pkg/cmd/get/get.go`.
+//! The server makes tables; other formats are made here from plain objects. A failure for one object does
+//! not prevent printing the others. Upstream: `kubectl/pkg/cmd/get/get.go`.
 
 use http::Method;
 use serde_json::Value;
@@ -114,7 +114,7 @@ impl Get {
             super::manifests::read(cluster, catalog, &self.filename, self.recursive).await?;
         let mut targets = Targets::default();
         for one in found {
-            // Manifests of several namespaces in one call are rare; the first one's counts.
+            // Manifests of several namespaces in one call are rare; the first one's namespace is used.
             if let Some(namespace) = one.namespace.filter(|_| targets.all.is_empty()) {
                 cluster.namespace = namespace;
             }
@@ -138,8 +138,7 @@ impl Get {
         Ok(())
     }
 
-    /// Of what there is now, or of a list of what there was: objects of the past are found by lists
-    /// only.
+    /// The path of the current objects, or of a list at a past revision: past objects can only be listed.
     fn path(
         &self,
         cluster: &Cluster,
@@ -291,7 +290,7 @@ impl Get {
         let mut path = self.path(cluster, first, None, &[]);
         let accept = if output.is_table() { table::ACCEPT } else { JSON };
         if let Some(name) = &first.name {
-            // A name that does not exist is told at once, not waited for.
+            // A missing name is reported at once, not waited for.
             if !self.watch_only {
                 cluster.get(&path).await?;
             }
@@ -351,7 +350,7 @@ fn parse_table(value: Value) -> Result<table::Table> {
     serde_json::from_value(value).map_err(|error| own(format!("the server's table: {error}")))
 }
 
-/// A list's items, each with the type that only the list names.
+/// A list's items, each with its kind and apiVersion, which only the list has.
 pub fn items_of(mut list: Value) -> Vec<Value> {
     let kind = list["kind"].as_str().and_then(|kind| kind.strip_suffix("List")).map(str::to_owned);
     let version = list["apiVersion"].clone();

@@ -1,4 +1,4 @@
-//! `kubectl logs`: of one pod, of the pods of a workload, of those that a selector chooses.
+//! `kubectl logs`: of a pod, of the pods of a workload, or of pods by selector.
 //!
 //! Upstream: `kubectl/pkg/cmd/logs`.
 
@@ -12,12 +12,12 @@ use super::pods;
 use crate::cluster::{Cluster, with_query};
 use crate::failure::{Failure, Result, own};
 
-/// Upstream: what a selector finds is cut to this many lines each.
+/// Upstream: the default number of lines per container with a selector.
 const SELECTOR_TAIL: i64 = 10;
 
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct Logs {
-    /// POD or TYPE/NAME, and perhaps CONTAINER
+    /// POD or TYPE/NAME, and optionally CONTAINER
     pub target: Vec<String>,
     /// Print the logs of this container
     #[arg(short = 'c', long)]
@@ -140,7 +140,7 @@ impl Logs {
             -1 if self.selector.is_some() => SELECTOR_TAIL,
             tail => tail,
         };
-        // Upstream: parts of a second count as a whole one.
+        // Upstream: fractions of a second are rounded up.
         let since = self.since.map(|d| (d.as_millis().div_ceil(1000)).to_string());
         let limit =
             if self.limit_bytes == 0 { String::new() } else { self.limit_bytes.to_string() };
@@ -179,7 +179,7 @@ impl Logs {
     async fn stream(&self, cluster: &Cluster, source: &Source, console: &Console) -> Result<()> {
         let mut lines = cluster.lines(&source.path, "*/*").await?;
         while let Some(line) = lines.next().await? {
-            // One write per line, so that several logs do not mix inside a line.
+            // One write per line, so that lines of several logs do not mix.
             console.print([source.prefix.as_bytes(), &line].concat())?;
         }
         Ok(())

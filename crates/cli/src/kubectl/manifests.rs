@@ -1,7 +1,7 @@
 //! Manifests: `-f FILE`, `-f DIRECTORY`, `-f URL`, `-f -`.
 //!
-//! In: names. Out: one [`Manifest`] per object, Lists taken apart, with its resource found.
-//! YAML is read as upstream reads it (1.1: `yes`, `0755`); documents are cut at `---` lines.
+//! In: names. Out: one [`Manifest`] per object, with its resource; Lists are expanded.
+//! YAML is read like upstream (1.1: `yes`, `0755`); documents are split at `---` lines.
 
 use std::path::{Path, PathBuf};
 
@@ -13,13 +13,13 @@ use crate::cluster::Cluster;
 use crate::failure::{Result, own};
 
 const EXTENSIONS: &[&str] = &["json", "yaml", "yml"];
-/// Deep enough for any tree of manifests; loops of links end here.
+/// The maximum depth of directories; it also ends loops of links.
 const DEPTH: usize = 32;
 
 #[derive(Clone, Debug)]
 pub struct Manifest {
     pub resource: Resource,
-    /// As the manifest says it; `None` for cluster scope.
+    /// From the manifest; `None` for cluster scope.
     pub namespace: Option<String>,
     pub name: String,
     pub object: Value,
@@ -88,7 +88,7 @@ fn place(
     Ok(Manifest { resource: resource.clone(), namespace, name, object, source: source.into() })
 }
 
-/// A `v1.List`, or any list, stands for its items.
+/// Expands a `v1.List`, or any list, into its items.
 fn flatten(document: Value) -> Vec<Value> {
     let is_list = document["kind"].as_str().is_some_and(|kind| kind.ends_with("List"))
         && document["items"].is_array();
@@ -104,7 +104,7 @@ fn flatten(document: Value) -> Vec<Value> {
     items.into_iter().flat_map(flatten).collect()
 }
 
-/// The objects of a file's text; empty documents are none.
+/// The objects in a file's text; empty documents are skipped.
 pub fn documents(text: &str) -> std::result::Result<Vec<Value>, String> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     if text.trim_start().starts_with('{') {
@@ -132,7 +132,7 @@ pub fn documents(text: &str) -> std::result::Result<Vec<Value>, String> {
         match yaml(&part)? {
             Value::Null => {}
             object @ Value::Object(_) => out.push(object),
-            _ => return Err("error converting YAML to JSON: it is no map".into()),
+            _ => return Err("error converting YAML to JSON: the document is not a map".into()),
         }
     }
     Ok(out)
@@ -210,7 +210,7 @@ fn directory(path: &Path, recursive: bool, depth: usize) -> Result<Vec<PathBuf>>
     Ok(files)
 }
 
-/// Follows a few redirections, as raw files are behind one often.
+/// Downloads a file; follows a few redirects, which raw files often have.
 async fn download(url: &str) -> Result<String> {
     use http_body_util::{BodyExt, Limited};
     const LIMIT: usize = 64 << 20;
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_are_taken_apart() {
+    fn lists_are_expanded() {
         let list = json!({"kind":"List","apiVersion":"v1","items":[{"kind":"Pod"},{"kind":"List","items":[{"kind":"Node"}]}]});
         assert_eq!(flatten(list), [json!({"kind":"Pod"}), json!({"kind":"Node"})]);
         let typed = json!({"kind":"PodList","apiVersion":"v1","items":[{"metadata":{}}]});

@@ -1,4 +1,4 @@
-//! `decapod kubectl`: enough of kubectl to try a cluster without it.
+//! `decapod kubectl`: the part of kubectl that is needed to try a cluster without it.
 //!
 //! In: kubectl's flags. Out: kubectl's output, messages and exit codes. It works against any API
 //! server: kinds, their names and their columns come from the server.
@@ -48,7 +48,7 @@ pub enum Command {
     Get(get::Get),
     /// Apply a configuration to a resource by file name or stdin
     Apply(apply::Apply),
-    /// What an object looked like at a revision, what it looks like now, and who changed it
+    /// Show an object at a revision, its changes since then, and who made them
     Diff(diff::Diff),
     /// Delete resources by file names, stdin, resources and names, or by resources and label selector
     Delete(delete::Delete),
@@ -61,7 +61,7 @@ pub enum Command {
     Version(version::Version),
 }
 
-/// What `--dry-run` says.
+/// The values of `--dry-run`.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DryRun {
     #[default]
@@ -80,7 +80,7 @@ impl DryRun {
     }
 }
 
-/// What `--validate` says.
+/// The values of `--validate`.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Validate {
     #[default]
@@ -102,7 +102,7 @@ impl Validate {
 }
 
 impl Kubectl {
-    /// Runs the command; failures are printed here, in kubectl's words.
+    /// Runs the command; prints failures in kubectl's words.
     pub async fn run(self, data_dir: &Path) -> anyhow::Result<ExitCode> {
         Ok(self.run_on(data_dir, &Console::standard()).await)
     }

@@ -1,7 +1,7 @@
-//! Which revision of the past is meant, and how the server is asked for what was then.
+//! Selects a past revision, and builds requests for it.
 //!
-//! In: `--at-revision` or `--at-time`. Out: a list's exact resourceVersion, which any API server
-//! answers as long as it keeps that history; only the way from a time to a revision is our server's.
+//! In: `--at-revision` or `--at-time`. Out: a list's exact resourceVersion, which every API server supports
+//! while it has that history; only the conversion of a time to a revision is specific to our server.
 
 use jiff::Timestamp;
 
@@ -11,10 +11,10 @@ use crate::failure::{ApiStatus, Failure, Result, own};
 
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct Past {
-    /// What there was at this resourceVersion
+    /// The state at this resourceVersion
     #[arg(long, value_name = "REVISION")]
     pub at_revision: Option<u64>,
-    /// What there was at this time (2026-01-31T12:00:00Z), or so long ago (10m)
+    /// The state at this time (2026-01-31T12:00:00Z), or this long ago (10m)
     #[arg(long, value_name = "TIME", value_parser = crate::store::past, conflicts_with = "at_revision")]
     pub at_time: Option<Timestamp>,
 }
@@ -24,9 +24,7 @@ impl Past {
         let Some(at) = self.at_time else { return Ok(self.at_revision) };
         let path = with_query("/decapod/revision", &[("time", &at.to_string())]);
         let answer = cluster.get(&path).await.map_err(|failure| match failure.is_not_found() {
-            true => {
-                own("this server does not know when its revisions came to be; use --at-revision")
-            }
+            true => own("this server cannot convert a time to a revision; use --at-revision"),
             false => failure,
         })?;
         let revision = answer["revision"].as_str().and_then(|text| text.parse().ok());
@@ -34,7 +32,7 @@ impl Past {
     }
 }
 
-/// A collection's path with the selection of one name, at a revision.
+/// A collection's path with a selector for one name, at a revision.
 pub fn exact(collection: &str, name: Option<&str>, revision: u64) -> String {
     let field = name.map_or(String::new(), |name| format!("metadata.name={name}"));
     let pairs = [
@@ -45,7 +43,7 @@ pub fn exact(collection: &str, name: Option<&str>, revision: u64) -> String {
     with_query(collection, &pairs)
 }
 
-/// That a named object was not there, in upstream's words.
+/// The error for a named object that did not exist, in upstream's words.
 pub fn missing(target: &Target, at: Option<u64>) -> Option<Failure> {
     let name = target.name.as_ref()?;
     let resource = &target.resource;

@@ -1,4 +1,4 @@
-//! Which pod and container `logs` and `exec` mean: `web-1`, `pod/web-1`, `deployment/web`.
+//! Finds the pod and container for `logs` and `exec`: `web-1`, `pod/web-1`, `deployment/web`.
 //!
 //! Upstream: `kubectl/pkg/polymorphichelpers`, `kubectl/pkg/cmd/util/podcmd`.
 
@@ -13,7 +13,7 @@ use crate::failure::{Result, own};
 
 const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
 
-/// The pods behind `word`, the best first: those that are ready, then the older ones.
+/// The pods for `word`, the best first: ready ones, then older ones.
 pub async fn behind(cluster: &Cluster, word: &str) -> Result<Vec<Value>> {
     let (kind, name) = word.split_once('/').unwrap_or(("pod", word));
     if matches!(kind, "pod" | "pods" | "po") {
@@ -54,7 +54,7 @@ fn is_ready(pod: &Value) -> bool {
     conditions.into_iter().flatten().any(|one| one["type"] == "Ready" && one["status"] == "True")
 }
 
-/// A Service's selector is a map, everybody else's has matchLabels and matchExpressions.
+/// A Service's selector is a map; other selectors have matchLabels and matchExpressions.
 fn selector_of(resource: &Resource, object: &Value) -> Result<String> {
     let selector = &object["spec"]["selector"];
     let is_plain = selector["matchLabels"].is_null() && selector["matchExpressions"].is_null();
@@ -83,7 +83,7 @@ fn selector_of(resource: &Resource, object: &Value) -> Result<String> {
     Ok(parts.join(","))
 }
 
-/// All containers' names in the order of the spec: init, ordinary, ephemeral.
+/// The names of all containers in the order of the spec: init, main, ephemeral.
 pub fn containers(pod: &Value) -> Vec<String> {
     ["initContainers", "containers", "ephemeralContainers"]
         .iter()
@@ -96,7 +96,7 @@ fn names(pod: &Value, field: &str) -> Vec<String> {
     list.filter_map(|one| Some(one["name"].as_str()?.to_owned())).collect()
 }
 
-/// The container that is meant when none is named; says so when there are several.
+/// The default container if none is named; prints a note if there are several.
 pub fn default_container(pod: &Value, console: &Console, quiet: bool) -> Result<String> {
     let all = containers(pod);
     if let Some(name) = pod["metadata"]["annotations"][DEFAULT_CONTAINER].as_str() {
@@ -125,7 +125,7 @@ pub fn default_container(pod: &Value, console: &Console, quiet: bool) -> Result<
     Ok(first)
 }
 
-/// A container that was named must exist.
+/// Checks that a named container exists.
 pub fn check_container(pod: &Value, container: &str) -> Result<()> {
     if containers(pod).iter().any(|one| one == container) {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Which resources the server has, and what people call them.
+//! The server's resources and their names.
 //!
 //! In: the server's discovery documents (the aggregated ones, or the classic ones of older servers).
 //! Out: [`Catalog`], which finds a resource by plural, singular, short name or kind, with or without
@@ -44,7 +44,7 @@ impl Resource {
         format!("{}/{}", self.collection(namespace), percent::encode(name))
     }
 
-    /// `deployment.apps`: how kubectl names the kind of one object.
+    /// `deployment.apps`: kubectl's name for the kind of one object.
     pub fn kind_name(&self) -> String {
         let kind = self.kind.to_lowercase();
         if self.group.is_empty() { kind } else { format!("{kind}.{}", self.group) }
@@ -62,7 +62,7 @@ impl Resource {
     }
 }
 
-/// In the order in which names are looked up: the core group first, preferred versions first.
+/// In the order of look-ups: the core group first, preferred versions first.
 #[derive(Clone, Debug, Default)]
 pub struct Catalog(Vec<Resource>);
 
@@ -96,7 +96,7 @@ impl Catalog {
                 found =
                     found.or(by_name(name, &|one| one.version == version && one.group == group));
             }
-            // `ingresses.networking` is enough of a group.
+            // The beginning of a group suffices: `ingresses.networking`.
             found = found.or(by_name(name, &|one| one.group.starts_with(rest)));
             found = found.or(by_name(name, &|one| one.group.is_empty() && one.version == rest));
         }
@@ -105,7 +105,7 @@ impl Catalog {
             .ok_or_else(|| own(format!("the server doesn't have a resource type {word:?}")))
     }
 
-    /// The resources of a category as `all`, each in its preferred version.
+    /// The resources of a category such as `all`, each in its preferred version.
     pub fn category(&self, word: &str) -> Vec<&Resource> {
         let mut found: Vec<&Resource> = vec![];
         for one in &self.0 {
@@ -179,7 +179,7 @@ async fn classic(cluster: &Cluster, document: &Value) -> Result<Vec<Resource>> {
         };
         match cluster.get(&path).await {
             Ok(list) => all.extend(classic_resources(&list, &group, &version)),
-            // A group whose server is away must not hide the others.
+            // A group whose server is unavailable must not hide the others.
             Err(Failure::Status(_)) => {
                 eprintln!("Warning: couldn't get resource list for {group}/{version}");
             }

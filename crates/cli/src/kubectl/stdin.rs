@@ -1,10 +1,10 @@
-//! Our standard input, read in a thread that can be told to stop.
+//! Our standard input, read by a thread that can be stopped.
 //!
-//! A read of a terminal blocks until somebody types, and `tokio`'s would keep the process from
-//! ending after the command has. So a thread polls the input together with a pipe whose other end
-//! we hold: dropping that end wakes the thread, and the thread is joined.
+//! A read of a terminal blocks until the user types, and `tokio`'s would keep the process alive after the
+//! command has ended. So a thread polls the input together with a pipe whose other end we hold: dropping
+//! that end wakes the thread, and the thread is joined.
 //!
-//! Invariant: bytes are read only while somebody wants them: at most a few chunks are on their way.
+//! Invariant: bytes are read only on demand: at most a few chunks are buffered.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -49,7 +49,7 @@ impl Drop for Stdin {
         self.chunks = None;
         self.stop = None;
         if let Some(thread) = self.thread.take() {
-            // A thread that panicked has said so.
+            // A thread that panicked has printed its message.
             let _ = thread.join();
         }
     }
@@ -96,7 +96,7 @@ mod tests {
         assert_eq!(stdin.next().await, None);
 
         let (read_end, _write_end) = nix::unistd::pipe().expect("a pipe");
-        // Nobody writes: the drop must not wait for ever.
+        // There is no writer: the drop must not wait forever.
         drop(Stdin::over(read_end).expect("a thread"));
     }
 }

@@ -1,4 +1,4 @@
-//! What a command is about: `pods`, `pod web`, `pod/web svc/web`, `deploy,svc -l app=web`.
+//! The objects of a command: `pods`, `pod web`, `pod/web svc/web`, `deploy,svc -l app=web`.
 //!
 //! In: the words after the verb. Out: [`Target`]s with their resources.
 //! Upstream: `cli-runtime/pkg/resource/builder.go`.
@@ -9,14 +9,14 @@ use crate::failure::{Result, own};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
     pub resource: Resource,
-    /// `None`: all of them, or those that a selector chooses.
+    /// `None`: all objects, or those of a selector.
     pub name: Option<String>,
 }
 
 #[derive(Debug, Default)]
 pub struct Targets {
     pub all: Vec<Target>,
-    /// Whether more than one type was asked for: then names are printed with their kind.
+    /// Whether several types were requested: then names are printed with their kind.
     pub has_many_types: bool,
 }
 

@@ -1,8 +1,8 @@
-//! What `apply` sends: the difference that brings the live object to the manifest.
+//! Computes the patch of `apply`, from the live object to the manifest.
 //!
-//! In: `original` (what was applied last), `modified` (the manifest), `current` (the live object).
-//! Out: a patch. What the manifest says and the object has not is set; what was applied last and is
-//! in the manifest no more is deleted; all else stays, whoever set it.
+//! In: `original` (the last applied manifest), `modified` (the manifest), `current` (the live object).
+//! Out: a patch. It sets fields of the manifest that differ in the object, and deletes fields that were
+//! applied last but are no longer in the manifest; all other fields stay, whoever set them.
 //!
 //! With a [`Schema`] the patch is a strategic merge patch: keyed lists are compared element by
 //! element. Without one it is a JSON merge patch, and lists are replaced.
@@ -19,7 +19,7 @@ pub struct Differ<'a> {
 }
 
 impl Differ<'_> {
-    /// `definition` is the schema's name of the object's kind.
+    /// `definition` is the schema's name for the object's kind.
     pub fn patch(
         &self,
         original: &Value,
@@ -177,12 +177,12 @@ fn find<'v>(list: &'v [Value], key: &str, like: &Value) -> Option<&'v Value> {
     list.iter().find(|one| one.get(key) == like.get(key))
 }
 
-/// `1` and `1.0` are one number.
+/// `1` and `1.0` are the same number.
 fn is_same(a: &Value, b: &Value) -> bool {
     a == b || a.as_f64().is_some_and(|number| b.as_f64() == Some(number))
 }
 
-/// The patch facts in a server's OpenAPI v3 document.
+/// The patch strategies in a server's OpenAPI v3 document.
 pub struct OpenApi {
     schemas: Value,
 }
@@ -192,7 +192,7 @@ impl OpenApi {
         Self { schemas: document["components"]["schemas"].take() }
     }
 
-    /// The name of a kind's definition, when the document describes its fields.
+    /// The name of a kind's definition, if the document describes its fields.
     pub fn definition(&self, group: &str, version: &str, kind: &str) -> Option<String> {
         let wanted = json!({ "group": group, "kind": kind, "version": version });
         let is_it = |schema: &Value| {
@@ -220,7 +220,7 @@ impl Schema for OpenApi {
     }
 }
 
-/// `$ref`, or the single one in `allOf`, as schemas with a default have it.
+/// `$ref`, or the only one in `allOf`, which schemas with a default have.
 fn reference(schema: &Value) -> Option<String> {
     let text = schema["$ref"].as_str().or(schema["allOf"][0]["$ref"].as_str())?;
     text.rsplit('/').next().map(str::to_owned)
@@ -246,7 +246,7 @@ mod tests {
         }}}))
     }
 
-    /// The patch, and that it leads from the live object to the manifest, as a server applies it.
+    /// Checks the patch, and that a server that applies it to the live object gets the result.
     fn check(original: Value, modified: Value, current: Value, expected: Value, result: Value) {
         let schema = document();
         let name = schema.definition("apps", "v1", "Deployment").expect("described");

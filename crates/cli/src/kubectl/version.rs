@@ -7,7 +7,7 @@ use super::print::yaml;
 use crate::cluster::Cluster;
 use crate::failure::{Failure, Result, own};
 
-/// The level of the API that this kubectl was made for.
+/// The API version that this kubectl was made for.
 const GIT_VERSION: &str = concat!("v1.36.2+decapod-", env!("CARGO_PKG_VERSION"));
 
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_sides_are_told() {
+    fn both_versions_are_printed() {
         let plain = Version::default();
         let server = json!({"gitVersion":"v1.36.2"});
         let got = plain.text(Some(&server)).expect("prints");

@@ -1,5 +1,5 @@
-//! Watches that go on: the server ends each after a while, and then the next one starts where the
-//! last one stopped.
+//! Continuous watches: the server ends each after some time, and the next one starts where the last one
+//! stopped.
 
 use serde_json::Value;
 
@@ -12,7 +12,7 @@ pub struct Event {
     pub object: Value,
 }
 
-/// Calls `on_event` until it fails, or the server does. `path` is a collection's, with selectors.
+/// Calls `on_event` until it or the server fails. `path` is a collection's, with selectors.
 pub async fn run(
     cluster: &Cluster,
     path: &str,
@@ -46,13 +46,13 @@ pub async fn run(
             }
         }
         if !any {
-            // Whoever ends watches at once must not be asked in a tight loop.
+            // Avoids a tight loop with a server that ends watches at once.
             tokio::time::sleep(std::time::Duration::from_secs(1)).await;
         }
     }
 }
 
-/// Of an object, or of the (single) row of a table.
+/// The resourceVersion of an object, or of the (single) row of a table.
 fn version_of(object: &Value) -> Option<String> {
     let row = &object["rows"][0]["object"]["metadata"]["resourceVersion"];
     let own = &object["metadata"]["resourceVersion"];

@@ -1,7 +1,7 @@
-//! Pods that another runtime runs for this node.
+//! Removes this node's pods from another container runtime.
 //!
-//! In: the data directory, which remembers the runtime's endpoint. Out: its pods gone. A pod is ours
-//! when the kubelet made a directory for it here: others may use the same runtime.
+//! In: the data directory, which has the runtime's endpoint. Out: its pods are removed. A pod is ours if
+//! the kubelet made a directory for it here: others may use the same runtime.
 
 use std::path::Path;
 
@@ -10,14 +10,14 @@ use base::task::Tasks;
 use cri::{PodSandbox, RuntimeService};
 use runtime::backend::remote::{Endpoints, Remote};
 
-/// What there is to say; `None` for a node with the embedded runtime.
+/// The message to print; `None` for a node with the embedded runtime.
 pub async fn remove_pods(data_dir: &Path) -> Result<Option<String>> {
     let Some(endpoints) = Endpoints::of_cluster(data_dir)? else { return Ok(None) };
     let at = &endpoints.runtime;
     let remote = match Remote::open(&endpoints, Tasks::new("uninstall")).await {
         Ok(remote) => remote,
-        // Whoever removes a node may have removed its runtime before.
-        Err(error) => return Ok(Some(format!("pods in {at} were not looked for: {error}"))),
+        // The runtime may have been removed before.
+        Err(error) => return Ok(Some(format!("pods in {at} were not removed: {error}"))),
     };
     let pods = data_dir.join("kubelet/pods");
     let all = remote.list_pod_sandbox(None).await?;
@@ -32,7 +32,7 @@ pub async fn remove_pods(data_dir: &Path) -> Result<Option<String>> {
 
 fn is_of(pods: &Path, sandbox: &PodSandbox) -> bool {
     let uid = sandbox.metadata.as_ref().map_or("", |meta| meta.uid.as_str());
-    // A name, not a path.
+    // It must be a name, not a path.
     !matches!(uid, "" | "." | "..") && !uid.contains('/') && pods.join(uid).is_dir()
 }
 

@@ -1,4 +1,4 @@
-//! What stays behind when processes and containers are gone: rules, addresses, mounts, cgroups.
+//! Removes what remains after processes and containers: rules, addresses, mounts, cgroups.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,18 +9,18 @@ use anyhow::{Context, Result};
 use net::nft::{Family, Nft, Ruleset, diff};
 use nix::mount::{MntFlags, umount2};
 
-/// The cluster DNS address unless a flag said otherwise.
+/// The default address of the cluster DNS.
 const DEFAULT_DNS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 43, 0, 10));
-/// Services', and the one that lets pods out.
+/// The table of Services, and the one for pods' outgoing traffic.
 pub const TABLES: &[&str] = &["kube-proxy", "decapod-pods"];
 const QOS: &[&str] = &["", "burstable", "besteffort"];
 
-/// How many there are in a directory.
+/// The number of entries of a directory.
 pub fn entries(directory: &Path) -> usize {
     fs::read_dir(directory).into_iter().flatten().flatten().count()
 }
 
-/// Safe when they are gone.
+/// Also succeeds if they do not exist.
 pub fn remove_tables() -> Result<()> {
     let mut ours = Ruleset::default();
     for family in [Family::Ip, Family::Ip6] {
@@ -32,8 +32,8 @@ pub fn remove_tables() -> Result<()> {
     nft.apply(&diff(&ours, &Ruleset::default())).context("cannot remove the nftables tables")
 }
 
-/// The pods' bridge, when the runtime no longer knew of it, and the overlay to other nodes with its
-/// routes. Returns those that were there.
+/// Removes the pods' bridge, if the runtime did not, and the overlay to other nodes with its routes.
+/// Returns the removed ones.
 pub async fn remove_links() -> Result<Vec<String>> {
     let links = net::Links::open().context("cannot talk to the kernel's network")?;
     let mut removed = vec![];
@@ -46,7 +46,7 @@ pub async fn remove_links() -> Result<Vec<String>> {
     Ok(removed)
 }
 
-/// The first nameserver of each sandbox: what its pods were told.
+/// The first nameserver of each sandbox: the DNS addresses of its pods.
 pub fn nameservers(sandboxes: &Path) -> Vec<IpAddr> {
     let first = |entry: fs::DirEntry| -> Option<IpAddr> {
         let text = fs::read_to_string(entry.path().join("resolv.conf")).ok()?;
@@ -55,8 +55,8 @@ pub fn nameservers(sandboxes: &Path) -> Vec<IpAddr> {
     fs::read_dir(sandboxes).into_iter().flatten().flatten().filter_map(first).collect()
 }
 
-/// Takes them off the loopback; returns those that were there. The default one is looked for too
-/// if `with_default`.
+/// Removes them from the loopback device; returns those that existed. With `with_default` also removes
+/// the default one.
 pub async fn remove_addresses(wanted: &[IpAddr], with_default: bool) -> Result<Vec<IpAddr>> {
     let mut wanted: BTreeSet<IpAddr> =
         wanted.iter().copied().filter(|one| !one.is_loopback()).collect();
@@ -76,7 +76,7 @@ pub async fn remove_addresses(wanted: &[IpAddr], with_default: bool) -> Result<V
     Ok(removed)
 }
 
-/// Unmounts what lies in these directories, the innermost first.
+/// Unmounts everything below these directories, the innermost first.
 pub fn unmount_below(directories: &[&PathBuf]) -> Result<Vec<PathBuf>> {
     let table = fs::read_to_string("/proc/self/mountinfo").context("cannot read the mounts")?;
     let found = mounts_below(&table, directories);
@@ -87,7 +87,7 @@ pub fn unmount_below(directories: &[&PathBuf]) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// The last mounted first. A directory that is a mount point itself is its owner's: it stays.
+/// The last mounted first. A directory that is a mount point itself belongs to its owner, and stays.
 fn mounts_below(mountinfo: &str, directories: &[&PathBuf]) -> Vec<PathBuf> {
     let points = mountinfo.lines().filter_map(|line| line.split(' ').nth(4)).map(unescape);
     let is_inside = |point: &PathBuf| {
@@ -98,13 +98,13 @@ fn mounts_below(mountinfo: &str, directories: &[&PathBuf]) -> Vec<PathBuf> {
     found
 }
 
-/// Blanks in the table are octal.
+/// Decodes blanks, which are octal in the table.
 fn unescape(text: &str) -> PathBuf {
     let text = text.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n");
     text.replace("\\134", "\\").into()
 }
 
-/// Those of the pods that the kubelet knew, and if `with_shared` all that are empty.
+/// Removes the cgroups of the kubelet's pods, and with `with_shared` all empty ones.
 pub fn remove_cgroups(pods: &Path, with_shared: bool) -> usize {
     let names = fs::read_dir(pods).into_iter().flatten().flatten();
     let uids: Vec<String> =
@@ -139,7 +139,7 @@ fn cgroup_roots(mountinfo: &str) -> Vec<PathBuf> {
     mountinfo.lines().filter_map(point).collect()
 }
 
-/// The cgroup and those below it. One with processes stays: they are not ours to end.
+/// Removes the cgroup and those below it. A cgroup with processes stays, because these are not ours.
 fn remove_empty(root: &Path, name: &Path, removed: &mut BTreeSet<PathBuf>) {
     for entry in fs::read_dir(root.join(name)).into_iter().flatten().flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_tell_their_nameserver() {
+    fn nameservers_are_read_from_sandboxes() {
         let root = tempfile::tempdir().expect("a temporary directory");
         let sandbox = root.path().join("s1");
         fs::create_dir(&sandbox).expect("creates");

@@ -1,15 +1,15 @@
-//! `decapod uninstall`: stops what runs and removes every trace of one cluster.
+//! `decapod uninstall`: stops and removes one cluster completely.
 //!
-//! In: a data directory, perhaps with half of what belongs to it gone. Out: nothing of it left:
-//! processes, containers, mounts, network, cgroups, files; and a line for each thing removed.
+//! In: a data directory, possibly incomplete. Out: all of the cluster is removed: processes, containers,
+//! mounts, network, cgroups, files; one line is printed for each.
 //!
 //! ```text
 //!  processes ─► containers (runtime) ─► network ─► mounts ─► cgroups ─► files
 //! ```
 //!
-//! Invariant: only what leads back to the data directory is touched: processes that were started
-//! with it, mounts below it, cgroups of its pods. What clusters of one host share (the nftables
-//! tables of kube-proxy, `kubepods`) stays while another one's process is alive here.
+//! Invariant: only things that belong to the data directory are touched: processes that were started
+//! with it, mounts below it, cgroups of its pods. Things that clusters of one host share (the nftables
+//! tables of kube-proxy, `kubepods`) stay while a process of another cluster runs here.
 
 mod foreign;
 mod leftovers;
@@ -25,13 +25,13 @@ use anyhow::{Context, Result, bail, ensure};
 
 use self::processes::Process;
 
-/// One of these is in every data directory of ours.
+/// Every data directory of ours contains one of these.
 const MARKS: &[&str] =
     &["decapod.pid", "pki", "runtime", "kubelet", "kubeconfig", "dns.pid", "agent"];
 
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct Uninstall {
-    /// Do not ask; on a terminal it is asked otherwise
+    /// Do not ask for confirmation
     #[arg(short = 'y', long)]
     yes: bool,
 }
@@ -45,13 +45,13 @@ impl Uninstall {
         }
         let said = place.clean().await?;
         if said == 0 {
-            println!("nothing of a cluster at {} was left", place.data_dir.display());
+            println!("no part of a cluster at {} was left", place.data_dir.display());
         }
         Ok(ExitCode::SUCCESS)
     }
 }
 
-/// What belongs to one data directory.
+/// Everything that belongs to one data directory.
 struct Place {
     data_dir: PathBuf,
     runtime_dir: PathBuf,
@@ -69,7 +69,7 @@ impl Place {
         Ok(Self { data_dir, runtime_dir, run_dir })
     }
 
-    /// Asks the person at the terminal.
+    /// Asks the user at the terminal.
     fn is_meant(&self) -> Result<bool> {
         print!(
             "This stops the cluster of {} and removes it with all its data and pods. Go on? [y/N] ",
@@ -81,8 +81,8 @@ impl Place {
         Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
     }
 
-    /// The directory for this process alone, so that no server starts in it while it goes; an error
-    /// if one has it.
+    /// Locks the directory, so that no server starts in it during the removal; an error if a process has
+    /// the lock.
     fn hold(&self) -> Result<Option<File>> {
         let path = self.data_dir.join("decapod.pid");
         let file = match File::open(&path) {
@@ -106,7 +106,7 @@ impl Place {
         }
     }
 
-    /// How many things there were to say.
+    /// Returns the number of printed lines.
     async fn clean(&self) -> Result<usize> {
         let mut said = 0;
         let mut say = |text: String| {
@@ -162,7 +162,7 @@ impl Place {
                 say(format!("removed {}", directory.display()));
             }
         }
-        // Shared with other clusters: it goes with the last one.
+        // Shared with other clusters, so the last one removes it.
         let _ = std::fs::remove_dir("/run/decapod");
         Ok(said)
     }
@@ -172,7 +172,7 @@ impl Place {
         let pods = leftovers::entries(&self.run_dir.join("sandboxes"));
         let first = runtime::destroy_all(&self.runtime_dir, &self.run_dir).await;
         if first.is_err() {
-            // With half of the directories gone the runtime cannot know of every mount.
+            // If directories are missing, the runtime does not know every mount.
             leftovers::unmount_below(&[&self.runtime_dir, &self.run_dir])?;
             let second = runtime::destroy_all(&self.runtime_dir, &self.run_dir).await;
             second.context("cannot remove the containers")?;
@@ -180,7 +180,7 @@ impl Place {
         Ok(format!("removed {shims} containers, {pods} pod sandboxes, images and the pod network"))
     }
 
-    /// What the node has on its loopback: as the DNS process was told, or as pods were.
+    /// The node's DNS addresses: from the flags of the DNS process, or from pods.
     fn dns_addresses(&self, ours: &[Process]) -> Vec<std::net::IpAddr> {
         let told = ours.iter().flat_map(|process| process.flag("--address"));
         let mut found: Vec<_> =
@@ -192,7 +192,7 @@ impl Place {
     }
 }
 
-/// Removing the wrong directory cannot be undone.
+/// Checks that it is a data directory, because the removal cannot be undone.
 fn check(data_dir: &Path) -> Result<()> {
     if !data_dir.exists() {
         return Ok(());
@@ -210,7 +210,7 @@ fn check(data_dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// False when there was none.
+/// False if it did not exist.
 fn remove_tree(directory: &Path) -> Result<bool> {
     match std::fs::remove_dir_all(directory) {
         Ok(()) => Ok(true),
@@ -228,7 +228,7 @@ mod tests {
         let root = tempfile::tempdir().expect("a temporary directory");
         let foreign = root.path().join("home");
         std::fs::create_dir(&foreign).expect("creates");
-        assert!(check(&foreign).is_ok(), "an empty one can go");
+        assert!(check(&foreign).is_ok(), "an empty one may be removed");
         std::fs::write(foreign.join("letter"), "dear").expect("writes");
         assert!(check(&foreign).is_err());
         std::fs::create_dir(foreign.join("pki")).expect("creates");

@@ -1,8 +1,8 @@
-//! Which processes belong to a data directory, and their end.
+//! Finds and stops the processes of a data directory.
 //!
-//! A process is ours when it runs one of our commands, lives in our mount namespace (elsewhere the
-//! same path is another directory), and its command line leads to the data directory. The pid file
-//! alone proves nothing: numbers are given out again.
+//! A process is ours if it runs one of our commands, is in our mount namespace (in another one the same
+//! path is another directory), and its command line refers to the data directory. The pid file alone
+//! proves nothing, because pids are reused.
 
 use std::fs;
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -18,7 +18,7 @@ use tokio::io::unix::AsyncFd;
 
 use crate::cluster::DEFAULT_DATA_DIR;
 
-/// Commands of the binary that go on until they are stopped.
+/// Commands of the binary that run until they are stopped.
 const COMMANDS: &[&str] = &[
     "server",
     "agent",
@@ -29,9 +29,9 @@ const COMMANDS: &[&str] = &[
     "kube-controller-manager",
     "kube-scheduler",
 ];
-/// Those that have pods or rules in the kernel.
+/// Commands with pods, or with rules in the kernel.
 const NODE_COMMANDS: &[&str] = &["server", "agent", "kubelet", "kube-proxy"];
-/// Other distributions' nodes.
+/// Node processes of other distributions.
 const FOREIGN_NODES: &[&str] = &["kubelet", "kube-proxy", "k3s", "rke2", "k0s"];
 /// A server commits and drains first.
 const GRACE: Duration = Duration::from_secs(20);
@@ -41,14 +41,14 @@ const KILLED: Duration = Duration::from_secs(10);
 pub struct Process {
     pub pid: i32,
     pub words: Vec<String>,
-    /// To resolve relative paths.
+    /// The working directory, to resolve relative paths.
     pub directory: PathBuf,
-    /// Whether its paths are ours, and its network.
+    /// Whether it shares our mount and network namespaces.
     pub same_mounts: bool,
     pub same_network: bool,
 }
 
-/// All processes that belong to some cluster, this one excepted.
+/// All processes that belong to any cluster, except this one.
 pub fn all() -> Vec<Process> {
     let namespace = |pid: &str, kind: &str| fs::read_link(format!("/proc/{pid}/ns/{kind}")).ok();
     let (mounts, network) = (namespace("self", "mnt"), namespace("self", "net"));
@@ -72,7 +72,7 @@ pub fn all() -> Vec<Process> {
     entries.filter_map(read).collect()
 }
 
-/// Supervisors first, so that nobody is started again.
+/// Supervisors first, so that they restart nothing.
 pub fn of_data_dir(all: &[Process], data_dir: &Path) -> Vec<Process> {
     let mut ours: Vec<Process> =
         all.iter().filter(|process| process.belongs_to(data_dir)).cloned().collect();
@@ -80,7 +80,7 @@ pub fn of_data_dir(all: &[Process], data_dir: &Path) -> Vec<Process> {
     ours
 }
 
-/// Nodes of other clusters.
+/// Node processes of other clusters.
 pub fn other_nodes<'a>(
     all: &'a [Process],
     ours: &'a [Process],
@@ -93,7 +93,7 @@ pub fn other_nodes<'a>(
 }
 
 impl Process {
-    /// The name it is to be called by.
+    /// The name for messages.
     pub fn name(&self) -> &str {
         self.command().unwrap_or("a process")
     }
@@ -136,7 +136,7 @@ impl Process {
         };
         let mut given = self.flag("--data-dir");
         given.extend(self.flag("-d"));
-        // `-d/path` is one word.
+        // `-d/path` is a single word.
         given.extend(
             self.words
                 .iter()
@@ -149,7 +149,7 @@ impl Process {
         match given.last() {
             Some(text) => resolved(text) == data_dir,
             None if !kubeconfigs.is_empty() => false,
-            // A file of flags may name another directory; then the pid file decides.
+            // A configuration file may name another directory; then the pid file decides.
             None if !self.flag("--config").is_empty() => {
                 let noted = fs::read_to_string(data_dir.join("decapod.pid"));
                 noted.is_ok_and(|text| text.trim() == self.pid.to_string())
@@ -158,10 +158,10 @@ impl Process {
         }
     }
 
-    /// Asks it to end, and ends it.
+    /// Stops it with SIGTERM, then SIGKILL.
     pub async fn stop(&self) -> Result<()> {
         let Ok(descriptor) = open(self.pid) else { return Ok(()) };
-        // The number may have been given to another process since we looked.
+        // The pid may have been reused since the look-up.
         let line = self.words.iter().map(|word| format!("{word}\0")).collect::<String>();
         let now = fs::read(format!("/proc/{}/cmdline", self.pid)).unwrap_or_default();
         if std::ffi::OsStr::from_bytes(&now) != line.as_str() {
@@ -181,11 +181,11 @@ impl Process {
                 return Ok(());
             }
         }
-        bail!("{} (pid {}) does not end", self.name(), self.pid)
+        bail!("{} (pid {}) did not stop", self.name(), self.pid)
     }
 }
 
-/// A descriptor that is readable when the process has ended.
+/// A descriptor that becomes readable when the process has exited.
 fn open(pid: i32) -> std::io::Result<OwnedFd> {
     // SAFETY: the call takes two integers and returns a new descriptor or -1.
     let descriptor = unsafe { nix::libc::syscall(nix::libc::SYS_pidfd_open, pid, 0) };
@@ -193,7 +193,7 @@ fn open(pid: i32) -> std::io::Result<OwnedFd> {
         return Err(std::io::Error::last_os_error());
     }
     let descriptor = i32::try_from(descriptor).map_err(std::io::Error::other)?;
-    // SAFETY: the descriptor was just made, and nobody else has it.
+    // SAFETY: the descriptor was just created, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn command_lines_lead_to_data_directories() {
+    fn command_lines_name_data_directories() {
         let check = |line: &str, data_dir: &str, expected: bool| {
             let got = !of_data_dir(&[process(line)], Path::new(data_dir)).is_empty();
             assert_eq!(got, expected, "{line}");

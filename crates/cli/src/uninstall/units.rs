@@ -1,9 +1,9 @@
-//! Servers that systemd runs: stopped as a process, one would be started again under our hands.
+//! Stops servers that systemd runs: if only their process were stopped, systemd would restart it.
 //!
-//! In: the processes of a data directory. Out: the units whose main process is one of them.
+//! In: the processes of a data directory. Out: the systemd units whose main process is one of them.
 //!
-//! Invariant: a unit is stopped only if systemd itself says that this process, or its parent, is the
-//! unit's main one: a shell in a unit (of a terminal, a container runtime) does not make the unit ours.
+//! Invariant: a unit is stopped only if systemd reports that this process, or its parent, is the unit's
+//! main process: a shell in a unit (of a terminal, a container runtime) does not make the unit ours.
 
 use std::fs;
 use std::path::Path;
@@ -18,10 +18,10 @@ pub struct Unit {
     pid: i32,
 }
 
-/// Each unit once.
+/// Returns each unit once.
 pub async fn of(processes: &[Process]) -> Result<Vec<Unit>> {
     let mut units: Vec<Unit> = vec![];
-    // sd_booted(3): elsewhere nothing starts a server again.
+    // sd_booted(3): without systemd, nothing restarts a server.
     if !Path::new("/run/systemd/system").exists() {
         return Ok(units);
     }
@@ -54,7 +54,7 @@ fn by_hand(pid: i32, name: &str) -> String {
     )
 }
 
-/// The innermost service in `/proc/PID/cgroup`, as systemd's own hierarchy has it.
+/// The innermost service in `/proc/PID/cgroup`, from systemd's own hierarchy.
 fn service(cgroup: &str) -> Option<String> {
     let path = cgroup.lines().find_map(|line| {
         let (_, rest) = line.split_once(':')?;
@@ -64,7 +64,7 @@ fn service(cgroup: &str) -> Option<String> {
     path.split('/').rev().find(|part| part.ends_with(".service")).map(ToOwned::to_owned)
 }
 
-/// `None`: the unit has none, or systemd does not know it.
+/// `None`: the unit has no main process, or systemd does not know it.
 async fn main_pid(unit: &str) -> Result<Option<i32>> {
     let show = ["show", "--property=MainPID", "--value", "--", unit];
     let output = Command::new("systemctl").args(show).output().await;

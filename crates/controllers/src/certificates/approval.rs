@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use api::nodes::SOURCE_ADDRESS;
 use base::memory::{Memory, key_of};
-use client::{Api, EventType, Informer, Lister, Outcome, PostParams, Result};
+use client::{Api, EventType, Informer, Lister, Outcome, PostParams, Result, View, Whole};
 use ipnet::IpNet;
 use k8s_openapi::api::authorization::v1::{
     ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec,
@@ -18,7 +18,6 @@ use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
-use machinery::selector::Selector;
 use pki::{Csr, Identity};
 
 use super::{
@@ -37,7 +36,8 @@ const SAID_OF: usize = 1024;
 pub(super) struct Approver {
     nodes: Informer<Node>,
     slices: Informer<EndpointSlice>,
-    ranges: Informer<ServiceCIDR>,
+    ranges_informer: Informer<ServiceCIDR>,
+    ranges: View<Whole<ServiceCIDR>>,
     said: Memory<()>,
 }
 
@@ -77,7 +77,8 @@ impl Approver {
         nodes.index(BY_ADDRESS, addresses);
         let slices = context.informers.of::<EndpointSlice>();
         let ranges = context.informers.of::<ServiceCIDR>();
-        Self { nodes, slices, ranges, said: Memory::new(SAID_OF) }
+        let said = Memory::new(SAID_OF);
+        Self { nodes, slices, ranges: ranges.view(), ranges_informer: ranges, said }
     }
 
     pub(super) async fn reconcile(
@@ -92,7 +93,7 @@ impl Approver {
         };
         self.nodes.synced().await;
         self.slices.synced().await;
-        self.ranges.synced().await;
+        self.ranges_informer.synced().await;
         let why = match self.verdict(context, csr, &parsed) {
             Verdict::Pass => return Ok(Outcome::Done),
             Verdict::Leave(why) => why,
@@ -158,8 +159,8 @@ impl Approver {
         let name = node.metadata.name.as_deref().unwrap_or_default();
         let source = csr.spec.extra.as_ref().and_then(|extra| extra.get(SOURCE_ADDRESS));
         let source: Option<IpAddr> = source.and_then(|all| all.first()?.parse().ok());
-        let ranges = self.ranges.lister().list(None, &Selector::everything());
-        let ranges = ranges.iter().flat_map(networks).collect();
+        let ranges = self.ranges.objects(None);
+        let ranges = ranges.iter().flat_map(|range| networks(range)).collect();
         let servers = self.slices.lister().get("default", "kubernetes");
         let servers = servers.iter().flat_map(endpoints).collect();
         let nodes = self.nodes.lister();

@@ -4,10 +4,14 @@
 //! Upstream: `pkg/controller/daemon`: pods are pinned to their node by node affinity and bound by
 //! the scheduler; failed pods are replaced with backoff; updates delete old pods within
 //! `maxUnavailable`, or start new ones within `maxSurge`.
+//!
+//! Cost: a change of a set or of one of its pods goes through the nodes and the set's pods by small facts and
+//! decodes the set. A node's new labels or taints wake all sets; its heartbeats wake none.
 
 mod plan;
 mod revision;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use client::{
@@ -24,7 +28,7 @@ use machinery::selector::Selector;
 use crate::context::{Context, Descriptor};
 use crate::expectations::Expectations;
 use crate::owner::{self, Claim};
-use crate::pod;
+use crate::pod::Facts;
 use plan::{Observed, Plan};
 
 pub const DESCRIPTOR: Descriptor = Descriptor {
@@ -61,6 +65,7 @@ struct Controller {
     context: Context,
     sets: Lister<DaemonSet>,
     pods: Lister<Pod>,
+    facts: View<Facts>,
     nodes: View<Place>,
     revisions: Lister<ControllerRevision>,
     queue: WorkQueue<ObjectKey>,
@@ -75,6 +80,7 @@ fn start(context: Context) {
     let controller = Arc::new(Controller {
         sets: sets.lister(),
         pods: pods.lister(),
+        facts: pods.view(),
         nodes: nodes.view(),
         revisions: revisions.lister(),
         queue: WorkQueue::new("daemonset"),
@@ -192,7 +198,7 @@ impl Controller {
         }
     }
 
-    async fn claim(&self, set: &DaemonSet, selector: &Selector) -> Result<Vec<Arc<Pod>>> {
+    async fn claim(&self, set: &DaemonSet, selector: &Selector) -> Result<Vec<Arc<Facts>>> {
         let namespace = set.metadata.namespace.as_deref().unwrap_or_default();
         let uid = set.metadata.uid.as_deref().unwrap_or_default();
         let api: Api<Pod> = self.context.client.api(Some(namespace));
@@ -215,7 +221,7 @@ impl Controller {
                 }
                 Claim::Ignore => continue,
             }
-            pods.extend(self.pods.get_key(&header.key));
+            pods.extend(self.facts.get(&header.key).filter(|facts| *facts.uid == *header.uid));
         }
         Ok(pods)
     }
@@ -293,13 +299,11 @@ impl Controller {
     }
 
     /// Writes the revision of the current template, drops old ones; returns the current hash.
-    async fn sync_revisions(&self, set: &DaemonSet, pods: &[Arc<Pod>]) -> Result<String> {
+    async fn sync_revisions(&self, set: &DaemonSet, pods: &[Arc<Facts>]) -> Result<String> {
         let uid = set.metadata.uid.as_deref().unwrap_or_default();
         let known = self.revisions.by_owner(uid);
-        let hashes: Vec<_> = pods
-            .iter()
-            .filter_map(|pod| pod.metadata.labels.as_ref()?.get(revision::HASH).cloned())
-            .collect();
+        let hashes: BTreeSet<&str> =
+            pods.iter().filter_map(|pod| pod.revision.as_deref()).collect();
         let plan = revision::plan(set, &known, &hashes);
         let api: Api<ControllerRevision> =
             self.context.client.api(set.metadata.namespace.as_deref());
@@ -322,27 +326,4 @@ impl Controller {
         }
         Ok(plan.hash)
     }
-}
-
-/// Whether a pod runs the template with this hash.
-fn is_current(pod: &Pod, hash: &str) -> bool {
-    pod.metadata
-        .labels
-        .as_ref()
-        .and_then(|labels| labels.get(revision::HASH))
-        .is_some_and(|one| one == hash)
-}
-
-/// The node that a pod is on, or is meant for.
-fn node_of(pod: &Pod) -> Option<String> {
-    let bound = pod::node_name(pod);
-    if !bound.is_empty() {
-        return Some(bound.to_owned());
-    }
-    let affinity = pod.spec.as_ref()?.affinity.as_ref()?.node_affinity.as_ref()?;
-    let required = affinity.required_during_scheduling_ignored_during_execution.as_ref()?;
-    let mut fields =
-        required.node_selector_terms.iter().flat_map(|term| term.match_fields.iter().flatten());
-    let pinned = fields.find(|one| one.key == "metadata.name" && one.operator == "In")?;
-    pinned.values.as_ref()?.first().cloned()
 }

@@ -10,14 +10,14 @@ use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{DaemonSet, DaemonSetStatus};
 use k8s_openapi::api::core::v1::{
     Affinity, Node, NodeAffinity, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, Pod,
-    PodSpec, Taint, Toleration,
+    PodSpec, Toleration,
 };
 use machinery::ObjectMeta;
 
-use super::{is_current, node_of, revision};
+use super::revision;
 use crate::deployment::scaled;
 use crate::owner;
-use crate::pod::{self, Availability};
+use crate::pod::{Availability, Facts, Phase};
 use crate::replicaset::{pod_from, some_if_positive};
 
 const GENERATION_LABEL: &str = "pod-template-generation";
@@ -25,7 +25,7 @@ const GENERATION_ANNOTATION: &str = "deprecated.daemonset.template.generation";
 
 pub struct Observed<'a> {
     pub set: &'a DaemonSet,
-    pub pods: &'a [Arc<Pod>],
+    pub pods: &'a [Arc<Facts>],
     pub nodes: &'a [Arc<Node>],
     /// Of the current template.
     pub hash: &'a str,
@@ -49,33 +49,36 @@ pub struct NewStatus {
 pub fn plan(observed: &Observed) -> (Plan, NewStatus) {
     let mut plan = Plan::default();
     let by_node = by_node(observed.pods);
-    for node in observed.nodes {
-        let name = node.metadata.name.clone().unwrap_or_default();
-        let here = by_node.get(&name).cloned().unwrap_or_default();
-        visit(observed, node, &name, &here, &mut plan);
+    let demands = Demands::of(observed.set);
+    let fitting: Fitting = observed.nodes.iter().map(|node| (&**node, demands.fit(node))).collect();
+    for (node, fits) in &fitting {
+        let name = node.metadata.name.as_deref().unwrap_or_default();
+        let here = by_node.get(name).map(Vec::as_slice).unwrap_or_default();
+        visit(observed, *fits, name, here, &mut plan);
     }
     // Pods that wait for a node that is gone.
     let known: BTreeSet<_> =
-        observed.nodes.iter().filter_map(|node| node.metadata.name.clone()).collect();
-    for (node, pods) in by_node.iter().filter(|(node, _)| !known.contains(*node)) {
-        let unbound =
-            pods.iter().filter(|pod| pod::node_name(pod).is_empty() && !pod::is_deleting(pod));
+        observed.nodes.iter().filter_map(|node| node.metadata.name.as_deref()).collect();
+    for (node, pods) in by_node.iter().filter(|(node, _)| !known.contains(**node)) {
+        let unbound = pods.iter().filter(|pod| pod.node.is_empty() && !pod.deleting);
         tracing::trace!(node, "a daemon pod waits for a node that is gone");
-        plan.delete.extend(unbound.map(|pod| ObjectKey::of(&pod.metadata)));
+        plan.delete.extend(unbound.map(|pod| pod.key.clone()));
     }
     if plan.create.is_empty() && plan.delete.is_empty() {
-        update(observed, &by_node, &mut plan);
+        update(observed, &fitting, &by_node, &mut plan);
     }
-    let status = status(observed, &by_node);
+    let status = status(observed, &fitting, &by_node);
     (plan, status)
 }
 
-type ByNode<'a> = BTreeMap<String, Vec<&'a Arc<Pod>>>;
+/// Nodes, with what [`Demands::fit`] says of each.
+type Fitting<'a> = Vec<(&'a Node, (bool, bool))>;
+type ByNode<'a> = BTreeMap<&'a str, Vec<&'a Arc<Facts>>>;
 
-fn by_node(pods: &[Arc<Pod>]) -> ByNode<'_> {
+fn by_node(pods: &[Arc<Facts>]) -> ByNode<'_> {
     let mut all: ByNode = BTreeMap::new();
     for pod in pods {
-        if let Some(node) = node_of(pod) {
+        if let Some(node) = pod.place() {
             all.entry(node).or_default().push(pod);
         }
     }
@@ -83,27 +86,32 @@ fn by_node(pods: &[Arc<Pod>]) -> ByNode<'_> {
 }
 
 /// Missing pods are created, surplus, failed and misplaced ones deleted.
-fn visit(observed: &Observed, node: &Node, name: &str, here: &[&Arc<Pod>], plan: &mut Plan) {
-    let (should_run, should_stay) = fits(observed.set, node);
-    let live: Vec<_> = here.iter().filter(|pod| !pod::is_deleting(pod)).collect();
+fn visit(
+    observed: &Observed,
+    (should_run, should_stay): (bool, bool),
+    name: &str,
+    here: &[&Arc<Facts>],
+    plan: &mut Plan,
+) {
+    let live: Vec<_> = here.iter().filter(|pod| !pod.deleting).collect();
     if should_run && here.is_empty() {
         return plan.create.push(name.to_owned());
     }
     if !should_stay {
-        plan.delete.extend(live.iter().map(|pod| ObjectKey::of(&pod.metadata)));
+        plan.delete.extend(live.iter().map(|pod| pod.key.clone()));
         return;
     }
     let mut kept = vec![];
     for pod in live {
-        match pod::phase(pod) {
-            "Failed" => {
-                let key = ObjectKey::of(&pod.metadata);
+        match pod.phase {
+            Phase::Failed => {
+                let key = pod.key.clone();
                 plan.failed.push(format!(
                     "Found failed daemon pod {key} on node {name}, will try to kill it"
                 ));
                 plan.delete.push(key);
             }
-            "Succeeded" => plan.delete.push(ObjectKey::of(&pod.metadata)),
+            Phase::Succeeded => plan.delete.push(pod.key.clone()),
             _ => kept.push(*pod),
         }
     }
@@ -111,29 +119,38 @@ fn visit(observed: &Observed, node: &Node, name: &str, here: &[&Arc<Pod>], plan:
     let allowed = 1 + usize::from(
         surge(observed.set) > 0 && kept.iter().any(|pod| !is_current(pod, observed.hash)),
     );
-    kept.sort_by_key(|pod| pod.metadata.creation_timestamp.as_ref().map(|time| time.0));
-    plan.delete.extend(kept.iter().skip(allowed).map(|pod| ObjectKey::of(&pod.metadata)));
+    kept.sort_by_key(|pod| pod.created);
+    plan.delete.extend(kept.iter().skip(allowed).map(|pod| pod.key.clone()));
 }
 
-/// Whether a daemon pod should start on the node, and whether one that runs may stay.
-pub fn fits(set: &DaemonSet, node: &Node) -> (bool, bool) {
-    let pod = pod_for(set, "", node.metadata.name.as_deref().unwrap_or_default());
-    let spec = pod.spec.unwrap_or_default();
-    let labels = node.metadata.labels.clone().unwrap_or_default();
-    let selected =
-        spec.node_selector.iter().flatten().all(|(key, value)| labels.get(key) == Some(value))
-            && set_affinity_matches(set, node);
-    if !selected {
-        return (false, false);
+/// What the set's pods demand of a node: made once, asked for each node.
+struct Demands<'a> {
+    set: &'a DaemonSet,
+    spec: PodSpec,
+}
+
+impl<'a> Demands<'a> {
+    fn of(set: &'a DaemonSet) -> Self {
+        Self { set, spec: pod_for(set, "", "").spec.unwrap_or_default() }
     }
-    let taints: Vec<_> =
-        node.spec.iter().flat_map(|spec| spec.taints.clone().unwrap_or_default()).collect();
-    let tolerations = spec.tolerations.unwrap_or_default();
-    let untolerated = |effects: &[&str]| {
-        let hard = |taint: &&Taint| effects.contains(&taint.effect.as_str());
-        taints.iter().filter(hard).any(|taint| !tolerations.iter().any(|one| tolerates(one, taint)))
-    };
-    (!untolerated(&["NoSchedule", "NoExecute"]), !untolerated(&["NoExecute"]))
+
+    /// Whether a daemon pod should start on the node, and whether one that runs may stay.
+    fn fit(&self, node: &Node) -> (bool, bool) {
+        let labels = node.metadata.labels.as_ref();
+        let has = |key: &String, value: &String| labels.and_then(|all| all.get(key)) == Some(value);
+        let selected = self.spec.node_selector.iter().flatten().all(|(key, value)| has(key, value))
+            && set_affinity_matches(self.set, node);
+        if !selected {
+            return (false, false);
+        }
+        let tolerations = self.spec.tolerations.as_deref().unwrap_or_default();
+        let untolerated = |effects: &[&str]| {
+            let taints = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
+            let mut hard = taints.filter(|taint| effects.contains(&taint.effect.as_str()));
+            hard.any(|taint| !tolerations.iter().any(|one| tolerates(one, taint)))
+        };
+        (!untolerated(&["NoSchedule", "NoExecute"]), !untolerated(&["NoExecute"]))
+    }
 }
 
 fn set_affinity_matches(set: &DaemonSet, node: &Node) -> bool {
@@ -189,11 +206,11 @@ fn surge(set: &DaemonSet) -> i32 {
 }
 
 /// Replaces pods of old templates, within what may be missing or surplus.
-fn update(observed: &Observed, by_node: &ByNode, plan: &mut Plan) {
+fn update(observed: &Observed, fitting: &Fitting, by_node: &ByNode, plan: &mut Plan) {
     let Some(rolling) = rolling(observed.set) else {
         return;
     };
-    let wanted: Vec<_> = observed.nodes.iter().filter(|node| fits(observed.set, node).0).collect();
+    let wanted: Vec<_> = fitting.iter().filter(|(_, fits)| fits.0).map(|(node, _)| node).collect();
     let count = wanted.len() as i32;
     let max_surge = rolling.max_surge.as_ref().map_or(0, |value| scaled(Some(value), count, true));
     let unavailable_default = if max_surge > 0 { 0 } else { 1 };
@@ -205,23 +222,21 @@ fn update(observed: &Observed, by_node: &ByNode, plan: &mut Plan) {
     let (mut spare, mut serving, mut unsurged) = (vec![], vec![], vec![]);
     for node in wanted {
         let name = node.metadata.name.clone().unwrap_or_default();
-        let here = by_node.get(&name).cloned().unwrap_or_default();
-        let live: Vec<_> = here.iter().copied().filter(|pod| !pod::is_deleting(pod)).collect();
+        let here = by_node.get(name.as_str()).cloned().unwrap_or_default();
+        let live: Vec<_> = here.iter().copied().filter(|pod| !pod.deleting).collect();
         let old = live.iter().find(|pod| !is_current(pod, observed.hash));
         let new = live.iter().find(|pod| is_current(pod, observed.hash));
-        let available = |pod: &&&Arc<Pod>| is_available(observed, pod) == Availability::Yes;
+        let available = |pod: &&&Arc<Facts>| is_available(observed, pod) == Availability::Yes;
         let serves = old.filter(available).is_some() || new.filter(available).is_some();
         unavailable += i32::from(!serves);
         surging += i32::from(old.is_some() && new.is_some());
         if let Some(old) = old {
-            let key = ObjectKey::of(&old.metadata);
+            let key = old.key.clone();
             match new {
                 // The new one serves: the old one may go.
                 Some(new) if available(&new) => spare.push(key),
                 Some(_) => {}
-                None if old.metadata.deletion_timestamp.is_none() && !available(&old) => {
-                    spare.push(key)
-                }
+                None if !available(&old) => spare.push(key),
                 None => {
                     serving.push(key);
                     unsurged.push(name);
@@ -239,16 +254,21 @@ fn update(observed: &Observed, by_node: &ByNode, plan: &mut Plan) {
     }
 }
 
+/// Whether a pod runs the template with this hash.
+fn is_current(pod: &Facts, hash: &str) -> bool {
+    pod.revision.as_deref() == Some(hash)
+}
+
 fn min_ready(set: &DaemonSet) -> Duration {
     let seconds = set.spec.as_ref().and_then(|spec| spec.min_ready_seconds).unwrap_or(0);
     Duration::from_secs(seconds.max(0) as u64)
 }
 
-fn is_available(observed: &Observed, pod: &Pod) -> Availability {
-    pod::availability(pod, min_ready(observed.set), observed.now)
+fn is_available(observed: &Observed, pod: &Facts) -> Availability {
+    pod.ready.availability(min_ready(observed.set), observed.now)
 }
 
-fn status(observed: &Observed, by_node: &ByNode) -> NewStatus {
+fn status(observed: &Observed, fitting: &Fitting, by_node: &ByNode) -> NewStatus {
     let old = observed.set.status.clone().unwrap_or_default();
     let mut status = DaemonSetStatus {
         observed_generation: observed.set.metadata.generation,
@@ -258,24 +278,22 @@ fn status(observed: &Observed, by_node: &ByNode) -> NewStatus {
     };
     let (mut available, mut updated) = (0, 0);
     let mut recheck: Option<Duration> = None;
-    for node in observed.nodes {
+    for (node, (should_run, _)) in fitting {
         let name = node.metadata.name.as_deref().unwrap_or_default();
-        let here = by_node.get(name).cloned().unwrap_or_default();
-        if !fits(observed.set, node).0 {
+        let here = by_node.get(name).map(Vec::as_slice).unwrap_or_default();
+        if !should_run {
             status.number_misscheduled += i32::from(!here.is_empty());
             continue;
         }
         status.desired_number_scheduled += 1;
         // Of several pods the one that serves best counts.
         let mut best = here.iter().collect::<Vec<_>>();
-        best.sort_by_key(|pod| {
-            (!pod::is_ready(pod), pod.metadata.creation_timestamp.as_ref().map(|time| time.0))
-        });
+        best.sort_by_key(|pod| (!pod.is_ready(), pod.created));
         let Some(pod) = best.first() else {
             continue;
         };
         status.current_number_scheduled += 1;
-        status.number_ready += i32::from(pod::is_ready(pod));
+        status.number_ready += i32::from(pod.is_ready());
         match is_available(observed, pod) {
             Availability::Yes => available += 1,
             Availability::No => {}
@@ -352,6 +370,7 @@ fn pin(spec: &mut PodSpec, node: &str) {
 
 #[cfg(test)]
 mod tests {
+    use client::Projection;
     use serde_json::{Value, from_value, json};
 
     use super::*;
@@ -371,18 +390,18 @@ mod tests {
         Arc::new(from_value(value).unwrap())
     }
 
-    fn pod(node: &str, name: &str, hash: &str, phase: &str) -> Arc<Pod> {
+    fn pod(node: &str, name: &str, hash: &str, phase: &str) -> Arc<Facts> {
         let mut pod = pod_for(&set(), hash, node);
         pod.metadata.name = Some(name.into());
         let status = json!({"phase": phase, "conditions": [{"type": "Ready", "status": "True"}]});
         pod.status = Some(from_value(status).unwrap());
-        Arc::new(pod)
+        Arc::new(Facts::of(&pod))
     }
 
     #[test]
     fn every_fitting_node_has_one_current_pod() {
         let set = set();
-        let check = |nodes: &[Arc<Node>], pods: &[Arc<Pod>], create: &[&str], delete: &[&str]| {
+        let check = |nodes: &[Arc<Node>], pods: &[Arc<Facts>], create: &[&str], delete: &[&str]| {
             let (plan, _) =
                 plan(&Observed { set: &set, pods, nodes, hash: "new", now: Timestamp::UNIX_EPOCH });
             let deleted: Vec<_> = plan.delete.iter().map(|key| key.name.to_string()).collect();

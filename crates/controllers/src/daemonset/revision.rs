@@ -1,5 +1,6 @@
 //! The history of a DaemonSet's template, as ControllerRevisions. Pure.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use k8s_openapi::api::apps::v1::{ControllerRevision, DaemonSet};
@@ -10,7 +11,7 @@ use serde_json::{Value, json};
 use crate::deployment::template_hash;
 use crate::owner;
 
-pub const HASH: &str = "controller-revision-hash";
+pub use crate::pod::REVISION as HASH;
 const KEPT: i32 = 10;
 
 #[derive(Debug, Default)]
@@ -23,7 +24,11 @@ pub struct RevisionPlan {
 
 /// The revision whose data is the current template is the newest; old ones that no pod runs go
 /// beyond the limit.
-pub fn plan(set: &DaemonSet, known: &[Arc<ControllerRevision>], in_use: &[String]) -> RevisionPlan {
+pub fn plan(
+    set: &DaemonSet,
+    known: &[Arc<ControllerRevision>],
+    in_use: &BTreeSet<&str>,
+) -> RevisionPlan {
     let data = data_of(set);
     let highest = known.iter().map(|one| one.revision).max().unwrap_or(0);
     let current = known.iter().find(|one| one.data.as_ref().map(|data| &data.0) == Some(&data));
@@ -47,7 +52,7 @@ pub fn plan(set: &DaemonSet, known: &[Arc<ControllerRevision>], in_use: &[String
         set.spec.as_ref().and_then(|spec| spec.revision_history_limit).unwrap_or(KEPT).max(0);
     let is_old = |one: &&Arc<ControllerRevision>| {
         let hash = hash_of(one);
-        hash != plan.hash && !in_use.contains(&hash)
+        hash != plan.hash && !in_use.contains(hash.as_str())
     };
     let mut old: Vec<_> = known.iter().filter(is_old).collect();
     old.sort_by_key(|one| one.revision);

@@ -3,6 +3,8 @@
 //! In: StatefulSets, their pods, revisions and claims. Out: pods, claims, revisions, `status`.
 //! Upstream: `pkg/controller/statefulset`. [`plan`] decides; this file carries out in order and
 //! stops at the first error.
+//!
+//! Cost: a change of a pod or claim decodes the set, its revisions, its pods and their claims; none of others.
 
 mod claims;
 mod plan;
@@ -35,6 +37,8 @@ pub const DESCRIPTOR: Descriptor = Descriptor {
 };
 
 const WORKERS: usize = 5;
+/// Claims by the sets that they may belong to.
+const BY_SET: &str = "stateful set";
 
 struct Controller {
     context: Context,
@@ -53,6 +57,7 @@ fn start(context: Context) {
     let claims = context.informers.of::<PersistentVolumeClaim>();
     owner::index_orphans(&pods);
     owner::index_orphans(&revisions);
+    claims.index_headers(BY_SET, sets_of);
     let controller = Arc::new(Controller {
         sets: sets.lister(),
         selectors: Selectors::of(&sets, selector_of),
@@ -85,6 +90,17 @@ fn start(context: Context) {
             async move { this.reconcile(&key).await }
         });
     });
+}
+
+/// The sets that a claim may belong to, by its name: `TEMPLATE-SET-ORDINAL`, where both names may have dashes
+/// of their own. Pure.
+fn sets_of(header: &client::Header) -> Vec<String> {
+    let Some((rest, ordinal)) = header.key.name.rsplit_once('-') else { return vec![] };
+    if ordinal.is_empty() || !ordinal.bytes().all(|byte| byte.is_ascii_digit()) {
+        return vec![];
+    }
+    let dashes = rest.match_indices('-').map(|(at, _)| &rest[at + 1..]);
+    dashes.map(|set| ObjectKey::new(&header.key.namespace, set).to_string()).collect()
 }
 
 /// What a set may adopt. Pure.
@@ -268,11 +284,8 @@ impl Controller {
     }
 
     fn claims_of(&self, key: &ObjectKey) -> BTreeMap<String, Arc<PersistentVolumeClaim>> {
-        let suffix = format!("-{}-", key.name);
-        let all = self.claims.entries(Some(&key.namespace), &Selector::everything());
-        all.iter()
-            .filter(|entry| entry.header.key.name.contains(&suffix))
-            .filter_map(|entry| self.claims.get_key(&entry.header.key))
+        let all = self.claims.by_index(BY_SET, &key.to_string());
+        all.into_iter()
             .map(|claim| (claim.metadata.name.clone().unwrap_or_default(), claim))
             .collect()
     }

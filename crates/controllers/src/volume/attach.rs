@@ -31,6 +31,7 @@ use machinery::ObjectMeta;
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
+use super::protection::{BY_CLAIM, claims_of, index_claims};
 use crate::context::{Context, Descriptor};
 use crate::pod;
 
@@ -43,8 +44,6 @@ pub const DESCRIPTOR: Descriptor = Descriptor {
 
 const WORKERS: usize = 4;
 const BY_NODE: &str = "node";
-/// Pods by the claims that they mount.
-const BY_CLAIM: &str = "claim";
 /// After this a volume is taken from a node that does not answer.
 /// Upstream: `ReconcilerMaxWaitForUnmountDuration`.
 const LONGEST_WAIT: Duration = Duration::from_secs(360);
@@ -70,10 +69,7 @@ fn start(context: Context) {
     let drivers = informers.of::<CSIDriver>();
     let attachments = informers.of::<VolumeAttachment>();
     pods.index(BY_NODE, |pod| vec![pod::node_name(pod).to_owned()]);
-    pods.index(BY_CLAIM, |pod| {
-        let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
-        claims_of(pod).map(|name| ObjectKey::new(namespace, &name).to_string()).collect()
-    });
+    index_claims(&pods);
     attachments.index(BY_NODE, |one| vec![one.spec.node_name.clone()]);
     let controller = Arc::new(Controller {
         pods: pods.lister(),
@@ -115,15 +111,6 @@ fn start(context: Context) {
             async move { this.reconcile(&node).await }
         });
     });
-}
-
-fn claims_of(one: &Pod) -> impl Iterator<Item = String> + '_ {
-    let name = one.metadata.name.as_deref().unwrap_or_default();
-    let volumes = one.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
-    volumes.filter_map(move |volume| {
-        let named = volume.persistent_volume_claim.as_ref().map(|one| one.claim_name.clone());
-        named.or_else(|| volume.ephemeral.as_ref().map(|_| format!("{name}-{}", volume.name)))
-    })
 }
 
 /// A volume that a driver attaches.
@@ -242,7 +229,7 @@ fn plan(observed: &Observed<'_>) -> Plan {
 impl Controller {
     fn wake(&self, one: &Pod) {
         let node = pod::node_name(one);
-        if !node.is_empty() && claims_of(one).next().is_some() {
+        if !node.is_empty() && !claims_of(one).is_empty() {
             self.queue.add(node.into());
         }
     }
@@ -332,7 +319,7 @@ impl Controller {
 
     fn wanted_by(&self, one: &Pod) -> Vec<Wanted> {
         let namespace = one.metadata.namespace.as_deref().unwrap_or_default();
-        let volumes = claims_of(one).filter_map(|name| {
+        let volumes = claims_of(one).into_iter().filter_map(|name| {
             let claim = self.claims.get(namespace, &name)?;
             let volume = claim.spec.as_ref()?.volume_name.clone()?;
             let wanted = Wanted::of(&*self.volumes.get("", &volume)?)?;

@@ -2,6 +2,10 @@
 //!
 //! In: claims, volumes, classes. Out: both sides of a binding, phases, volumes of the built-in
 //! class. Upstream: `pkg/controller/volume/persistentvolume`. [`plan`] decides.
+//!
+//! Cost: a claim that names a volume looks at that one. Another goes through the free volumes of its class and
+//! those reserved for it, by their shapes, and decodes the one that it gets. A volume that becomes free, and a
+//! class that changes, wake the claims that wait for that class.
 
 mod attach;
 mod ephemeral;
@@ -10,16 +14,19 @@ mod local_path;
 mod plan;
 mod protection;
 
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
 
+use api::volumes as matching;
 use client::{
-    Api, ErrorExt, EventType, Lister, ObjectKey, Outcome, PostParams, Result, WorkQueue,
-    spawn_workers,
+    Api, ErrorExt, EventType, Lister, ObjectKey, Outcome, PostParams, Projection, Result, View,
+    Whole, WorkQueue, spawn_workers,
 };
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::core::v1::{
+    ObjectReference, PersistentVolume, PersistentVolumeClaim, PersistentVolumeSpec,
+};
 use k8s_openapi::api::storage::v1::StorageClass;
-use machinery::Time;
-use machinery::selector::Selector;
+use machinery::{ObjectMeta, Time};
 
 use crate::context::{Context, Descriptor};
 pub use attach::DESCRIPTOR as ATTACH;
@@ -40,6 +47,10 @@ pub const DESCRIPTOR: Descriptor = Descriptor {
 
 /// One: two claims must not take one volume. A binding is a few writes.
 const WORKERS: usize = 1;
+/// Volumes by where claims find them; see [`place_of`].
+const BY_PLACE: &str = "place";
+/// Claims by the volume that they name.
+const BY_VOLUME: &str = "volume";
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Work {
@@ -51,25 +62,125 @@ struct Controller {
     context: Context,
     claims: Lister<PersistentVolumeClaim>,
     volumes: Lister<PersistentVolume>,
-    classes: Lister<StorageClass>,
+    shapes: View<Shape>,
+    classes: View<Whole<StorageClass>>,
     local_path: Option<LocalPath>,
     queue: WorkQueue<Work>,
+    pending: Pending,
+}
+
+/// What decides whether a volume serves a claim; without its source.
+struct Shape(Arc<PersistentVolume>);
+
+impl Projection<PersistentVolume> for Shape {
+    fn of(volume: &PersistentVolume) -> Self {
+        let metadata = ObjectMeta {
+            name: volume.metadata.name.clone(),
+            labels: volume.metadata.labels.clone(),
+            annotations: volume.metadata.annotations.clone(),
+            deletion_timestamp: volume.metadata.deletion_timestamp.clone(),
+            ..ObjectMeta::default()
+        };
+        let spec = volume.spec.as_ref().map(|spec| PersistentVolumeSpec {
+            access_modes: spec.access_modes.clone(),
+            capacity: spec.capacity.clone(),
+            claim_ref: spec.claim_ref.clone(),
+            storage_class_name: spec.storage_class_name.clone(),
+            volume_attributes_class_name: spec.volume_attributes_class_name.clone(),
+            volume_mode: spec.volume_mode.clone(),
+            ..PersistentVolumeSpec::default()
+        });
+        Self(Arc::new(PersistentVolume { metadata, spec, status: volume.status.clone() }))
+    }
+
+    /// Others are looked at by their claim alone.
+    fn concerns(volume: &PersistentVolume) -> bool {
+        volume.spec.as_ref().is_some_and(|spec| spec.claim_ref.is_none())
+    }
+}
+
+/// Where a claim finds a volume: under its class if it is free, under the claim if it is for one.
+fn place_of(volume: &PersistentVolume) -> Vec<String> {
+    let Some(reference) = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref()) else {
+        return vec![free_of(matching::class_of_volume(volume))];
+    };
+    vec![claim_of(reference).to_string()]
+}
+
+fn claim_of(reference: &ObjectReference) -> ObjectKey {
+    ObjectKey::new(
+        reference.namespace.as_deref().unwrap_or_default(),
+        reference.name.as_deref().unwrap_or_default(),
+    )
+}
+
+/// No claim's key begins with a slash.
+fn free_of(class: &str) -> String {
+    format!("/{class}")
+}
+
+/// Claims that have no volume, by the class that they wait for; empty for those that name none.
+#[derive(Default)]
+struct Pending(
+    /// Guards both sides; held for a change or a look-up.
+    Mutex<(BTreeMap<String, BTreeSet<ObjectKey>>, BTreeMap<ObjectKey, String>)>,
+);
+
+impl Pending {
+    fn hear(&self, key: &ObjectKey, claim: Option<&PersistentVolumeClaim>) {
+        let is_bound = |claim: &&PersistentVolumeClaim| {
+            claim.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Bound")
+        };
+        let waits = claim.filter(|claim| !is_bound(claim));
+        let class = waits.map(|claim| matching::class_of(claim).unwrap_or_default().to_owned());
+        let mut both = self.0.lock().expect("no panic while held");
+        let (by_class, by_claim) = &mut *both;
+        if by_claim.get(key) == class.as_ref() {
+            return;
+        }
+        if let Some(old) = by_claim.remove(key)
+            && let Some(all) = by_class.get_mut(&old)
+        {
+            all.remove(key);
+            if all.is_empty() {
+                by_class.remove(&old);
+            }
+        }
+        if let Some(class) = class {
+            by_claim.insert(key.clone(), class.clone());
+            by_class.entry(class).or_default().insert(key.clone());
+        }
+    }
+
+    fn of(&self, class: &str) -> Vec<ObjectKey> {
+        let both = self.0.lock().expect("no panic while held");
+        both.0.get(class).into_iter().flatten().cloned().collect()
+    }
 }
 
 fn start(context: Context) {
     let claims = context.informers.of::<PersistentVolumeClaim>();
     let volumes = context.informers.of::<PersistentVolume>();
     let classes = context.informers.of::<StorageClass>();
+    volumes.index(BY_PLACE, place_of);
+    claims.index(BY_VOLUME, |claim| {
+        let volume = claim.spec.as_ref().and_then(|spec| spec.volume_name.clone());
+        volume.filter(|name| !name.is_empty()).into_iter().collect()
+    });
     let controller = Arc::new(Controller {
         claims: claims.lister(),
         volumes: volumes.lister(),
-        classes: classes.lister(),
+        shapes: volumes.view(),
+        classes: classes.view(),
+        pending: Pending::default(),
         local_path: LocalPath::new(&context.options),
         queue: WorkQueue::new("volumes"),
         context,
     });
     let this = controller.clone();
     claims.subscribe(move |event| {
+        let claim = (!event.is_deleted()).then(|| &**event.object());
+        this.pending.hear(&event.key(), claim);
         this.queue.add(Work::Claim(event.key()));
         let spec = event.object().spec.as_ref();
         let volume = spec.and_then(|spec| spec.volume_name.as_deref());
@@ -81,16 +192,20 @@ fn start(context: Context) {
     volumes.subscribe(move |event| {
         this.queue.add(Work::Volume(event.key()));
         let spec = event.object().spec.as_ref();
+        for claim in this.claims.entries_by_index(BY_VOLUME, &event.key().name) {
+            this.queue.add(Work::Claim(claim.header.key.clone()));
+        }
         match spec.and_then(|spec| spec.claim_ref.as_ref()) {
-            Some(claim) => this.queue.add(Work::Claim(ObjectKey::new(
-                claim.namespace.as_deref().unwrap_or_default(),
-                claim.name.as_deref().unwrap_or_default(),
-            ))),
-            None => this.wake_pending(),
+            Some(reference) => this.queue.add(Work::Claim(claim_of(reference))),
+            None => this.wake_pending(matching::class_of_volume(event.object())),
         }
     });
     let this = controller.clone();
-    classes.subscribe_raw(move |_| this.wake_pending());
+    classes.subscribe_raw(move |event| {
+        this.wake_pending(&event.entry().header.key.name);
+        // It may be the default, or have been.
+        this.wake_pending("");
+    });
     let tasks = controller.context.tasks.clone();
     tasks.clone().spawn("volumes", async move {
         claims.synced().await;
@@ -110,13 +225,30 @@ fn start(context: Context) {
 }
 
 impl Controller {
-    fn wake_pending(&self) {
-        for claim in self.claims.list(None, &Selector::everything()) {
-            let phase = claim.status.as_ref().and_then(|status| status.phase.as_deref());
-            if phase != Some("Bound") {
-                self.queue.add(Work::Claim(ObjectKey::of(&claim.metadata)));
-            }
+    /// Claims that wait for a volume of this class.
+    fn wake_pending(&self, class: &str) {
+        for claim in self.pending.of(class) {
+            self.queue.add(Work::Claim(claim));
         }
+    }
+
+    /// What may serve a claim: the volume that it names, or those reserved for it and the free ones of its
+    /// class.
+    fn candidates(
+        &self,
+        key: &ObjectKey,
+        claim: &PersistentVolumeClaim,
+    ) -> Vec<Arc<PersistentVolume>> {
+        let named = claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref());
+        if let Some(name) = named.filter(|name| !name.is_empty()) {
+            return self.volumes.get("", name).into_iter().collect();
+        }
+        let class = matching::class_of(claim).unwrap_or_default();
+        let mut all = self.volumes.by_index(BY_PLACE, &key.to_string());
+        let free = self.volumes.entries_by_index(BY_PLACE, &free_of(class));
+        let shapes = free.iter().filter_map(|entry| self.shapes.get(&entry.header.key));
+        all.extend(shapes.map(|shape| shape.0.clone()));
+        all
     }
 
     async fn claim(&self, key: &ObjectKey) -> Result<Outcome> {
@@ -125,8 +257,8 @@ impl Controller {
         };
         let observed = Observed {
             claim: &claim,
-            volumes: &self.volumes.list(None, &Selector::everything()),
-            classes: &self.classes.list(None, &Selector::everything()),
+            volumes: &self.candidates(key, &claim),
+            classes: &self.classes.objects(None),
         };
         let api: Api<PersistentVolumeClaim> = self.context.client.api(Some(&key.namespace));
         match plan::of_claim(&observed) {
@@ -136,7 +268,13 @@ impl Controller {
                 updated.spec.get_or_insert_default().storage_class_name = Some(class);
                 api.replace(&key.name, &PostParams::default(), &updated).await?;
             }
-            Step::Bind(volume) => self.bind(&api, &claim, &volume).await?,
+            Step::Bind(shape) => {
+                let name = shape.metadata.name.as_deref().unwrap_or_default();
+                // One that went meanwhile wakes its claim.
+                if let Some(volume) = self.volumes.get("", name) {
+                    self.bind(&api, &claim, &volume).await?;
+                }
+            }
             Step::Provision { class, node } => {
                 return self.provision(&api, &claim, &class, node.as_deref()).await;
             }

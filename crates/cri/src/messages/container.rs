@@ -1,4 +1,4 @@
-//! Containers: what to run, with which limits, and what became of it.
+//! Containers: configuration, limits, status.
 
 use std::collections::BTreeMap;
 

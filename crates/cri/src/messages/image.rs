@@ -1,4 +1,4 @@
-//! Images: names, credentials, and what is on the disk.
+//! Images: names, credentials, disk usage.
 
 use std::collections::BTreeMap;
 

@@ -1,8 +1,8 @@
-//! CRI's messages. The numbers are upstream's; fields that only Windows or long-dead clients use
-//! are absent (the wire skips them).
+//! CRI's messages, with upstream's field numbers. Fields that only Windows or obsolete clients use
+//! are absent (decoding skips them).
 //!
-//! Enumerations are `i32` fields, as on the wire; each has a getter of the same name that yields
-//! the enum (`status.state()`), and the default for numbers we do not know.
+//! Enumerations are `i32` fields, as on the wire. Each has a getter of the same name that returns
+//! the enum (`status.state()`), or the default for an unknown number.
 
 mod container;
 mod image;
@@ -39,7 +39,7 @@ impl ImageSpec {
 }
 
 impl std::fmt::Debug for AuthConfig {
-    /// Without the secrets.
+    /// Omits the secrets.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("AuthConfig")
             .field("username", &self.username)
@@ -96,7 +96,7 @@ impl Signal {
         tail("SIGRTMIN+").map(|n| 34 + n).or_else(|| tail("SIGRTMAX-").map(|n| 64 - n))
     }
 
-    /// As the API writes it: `SIGTERM`, `SIGRTMIN+3`; empty for the runtime's default.
+    /// The API's name: `SIGTERM`, `SIGRTMIN+3`; empty for the runtime's default.
     pub fn name(self) -> String {
         if self == Self::RuntimeDefault {
             return String::new();
@@ -104,7 +104,7 @@ impl Signal {
         format!("{self:?}").to_ascii_uppercase().replace("PLUS", "+").replace("MINUS", "-")
     }
 
-    /// The first of that number; some have two names.
+    /// The first signal with that number; some numbers have two names.
     pub fn from_number(number: i32) -> Option<Self> {
         (0..=65).filter_map(|n| Self::try_from(n).ok()).find(|one| one.number() == Some(number))
     }
@@ -121,9 +121,9 @@ mod tests {
 
     use super::*;
 
-    /// Bytes as another client would send them: field 1 metadata, 8 linux, an unknown field 200.
+    /// Bytes of another client: field 1 metadata, 8 linux, an unknown field 200.
     #[test]
-    fn messages_have_upstreams_numbers_and_skip_what_they_do_not_know() {
+    fn messages_have_upstreams_numbers_and_skip_unknown_fields() {
         let config = PodSandboxConfig {
             metadata: Some(PodSandboxMetadata {
                 name: "p".into(),

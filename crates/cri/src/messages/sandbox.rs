@@ -1,4 +1,4 @@
-//! Pod sandboxes: what to isolate, under which names and addresses.
+//! Pod sandboxes: isolation, names and addresses.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Figures: CPU, memory, network, disk.
+//! Statistics: CPU, memory, network, disk.
 
 use std::collections::BTreeMap;
 

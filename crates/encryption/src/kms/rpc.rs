@@ -61,14 +61,14 @@ pub struct EncryptResponse {
     pub annotations: BTreeMap<String, Vec<u8>>,
 }
 
-/// A plugin's socket; connects when it is first needed, and again when the connection is lost.
+/// A plugin's socket; connects at the first call, and again when the connection is lost.
 pub struct Rpc {
     channel: Channel,
     timeout: Duration,
 }
 
 impl Rpc {
-    /// `endpoint` is as `unix:///run/kms.sock`; `unix://@name` is an abstract socket.
+    /// `endpoint` has the form `unix:///run/kms.sock`; `unix://@name` is an abstract socket.
     pub fn new(endpoint: &str, timeout: Duration) -> Result<Self, Error> {
         let wrong = |error: tonic::transport::Error| Error::Plugin(deepest(&error));
         let channel = Endpoint::from_shared(endpoint.to_owned()).map_err(wrong)?.connect_lazy();
@@ -126,7 +126,7 @@ fn told(status: &Status) -> String {
     }
 }
 
-/// The innermost cause: "connection refused" tells more than "transport error".
+/// The innermost cause: "connection refused" says more than "transport error".
 fn deepest(error: &(dyn std::error::Error + 'static)) -> String {
     let mut error = error;
     while let Some(cause) = error.source() {

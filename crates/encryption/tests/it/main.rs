@@ -1,4 +1,4 @@
-//! The whole of it: files, stores that hold plain and sealed values, and a key service.
+//! End-to-end tests: configuration files, stores with plain and sealed values, and a KMS plugin.
 
 mod plugin;
 
@@ -132,7 +132,7 @@ async fn resources_are_sealed_by_their_rules() {
 }
 
 #[tokio::test]
-async fn plain_and_sealed_values_live_side_by_side_until_rewritten() {
+async fn plain_and_sealed_values_coexist_until_rewritten() {
     let lab = Lab::new();
     lab.put(SECRET).await;
     lab.put(CONFIG_MAP).await;
@@ -166,14 +166,14 @@ async fn a_tampered_or_moved_value_is_refused() {
 }
 
 #[tokio::test]
-async fn changes_of_the_file_are_taken_into_use_and_bad_ones_are_not() {
+async fn valid_changes_of_the_file_are_loaded() {
     let lab = Lab::new();
     write(&lab.path(), &[rule("[secrets]", &[keys("aesgcm", &[("one", 1)])])]);
     let tasks = base::task::Tasks::new("test");
     tasks.spawn("follow", lab.encryption.clone().follow(lab.path(), true));
     let reaches = async |expected: String| {
         let is_used = async || (lab.encryption.hash() == expected).then_some(());
-        testkit::wait::found("taken into use", is_used).await;
+        testkit::wait::found("loaded", is_used).await;
     };
     let present = || encryption::hash(&std::fs::read(lab.path()).expect("readable"));
     reaches(present()).await;
@@ -199,7 +199,7 @@ fn kms(plugin: &Plugin) -> String {
 }
 
 #[tokio::test]
-async fn a_key_service_seals_seeds_and_is_asked_once_for_each() {
+async fn a_kms_plugin_is_called_once_for_each_seed() {
     let lab = Lab::new();
     let plugin = Plugin::start(lab.directory.path(), "key-1").await;
     lab.load(&[rule("[secrets]", &[kms(&plugin), identity()])]).await.expect("a configuration");
@@ -209,7 +209,7 @@ async fn a_key_service_seals_seeds_and_is_asked_once_for_each() {
     }
     assert!(lab.prefix("/registry/secrets/default/s0").await.starts_with("k8s:enc:kms:v2:vault:"));
     assert_eq!(plugin.counts(), (1, 0), "one seed sealed, none opened");
-    // Another server, or another life of this one: it opens the seed once, for lists and watches too.
+    // After a restart, or on another server: the seed is opened once, for lists and watches too.
     let other = Encryption::new(names());
     other.load(&lab.path()).await.expect("a configuration");
     let store = Transformed::over(lab.raw.clone(), other.clone());
@@ -228,7 +228,7 @@ async fn a_key_service_seals_seeds_and_is_asked_once_for_each() {
 }
 
 #[tokio::test]
-async fn a_new_key_of_the_service_makes_values_stale() {
+async fn a_new_key_of_the_plugin_makes_values_stale() {
     let lab = Lab::new();
     let plugin = Plugin::start(lab.directory.path(), "key-1").await;
     let rules = [rule("[secrets]", &[kms(&plugin), identity()])];
@@ -236,7 +236,7 @@ async fn a_new_key_of_the_service_makes_values_stale() {
     lab.put(SECRET).await;
     assert!(!lab.is_stale(SECRET).await);
     plugin.set_key("key-2");
-    // Loading asks at once, where the probe would within a minute.
+    // Loading calls the plugin at once; the periodic check would do so within a minute.
     lab.load(&rules).await.expect("a configuration");
     lab.get(SECRET).await.expect("the old key still opens");
     assert!(lab.is_stale(SECRET).await);
@@ -245,7 +245,7 @@ async fn a_new_key_of_the_service_makes_values_stale() {
 }
 
 #[tokio::test]
-async fn without_its_service_nothing_is_written_and_health_says_so() {
+async fn without_its_plugin_writes_fail_and_health_reports_it() {
     let lab = Lab::new();
     let plugin = Plugin::start(lab.directory.path(), "key-1").await;
     plugin.set_health("sealed");

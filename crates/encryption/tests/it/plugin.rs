@@ -1,5 +1,5 @@
-//! A KMS v2 plugin on a unix socket: gRPC by hand over HTTP/2. Its "encryption" puts its key's name
-//! before the bytes, reversed.
+//! A KMS v2 plugin on a unix socket: gRPC by hand over HTTP/2. Its "encryption" prepends its key's name
+//! to the reversed bytes.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -25,7 +25,7 @@ struct StatusResponse {
     key_id: String,
 }
 
-/// Of Encrypt requests and Decrypt responses: one field of bytes.
+/// Encrypt requests and Decrypt responses: one field of bytes.
 #[derive(Clone, PartialEq, Message)]
 struct OneBytes {
     #[prost(bytes = "vec", tag = "1")]
@@ -106,7 +106,7 @@ impl Plugin {
         self.state.lock().expect("no panic").health = health.into();
     }
 
-    /// Seeds sealed and opened.
+    /// The numbers of sealed and opened seeds.
     pub fn counts(&self) -> (usize, usize) {
         let state = self.state.lock().expect("no panic");
         (state.sealed, state.opened)

@@ -1,7 +1,7 @@
 //! KV: range, put, delete, transactions, compaction.
 //!
-//! The store knows less than etcd's requests may say: orders, filters by revision and "keep the
-//! value" are added here, the latter by compare-and-put.
+//! The store's requests are simpler than etcd's: sort orders and revision filters are added here, and
+//! "keep the value" by compare-and-put.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -47,7 +47,7 @@ fn at(revision: i64) -> Option<Revision> {
     (revision > 0).then(|| convert::revision(revision))
 }
 
-/// Whether keys come in their own order and unfiltered, as the store has them.
+/// Whether keys come in ascending order and unfiltered, as from the store.
 fn is_plain(request: &wire::RangeRequest) -> bool {
     let by_key = request.sort_target() == wire::SortTarget::Key;
     let ascends = matches!(request.sort_order(), wire::SortOrder::None | wire::SortOrder::Ascend);
@@ -61,9 +61,9 @@ fn is_plain(request: &wire::RangeRequest) -> bool {
     sorted && bounds == [0; 4]
 }
 
-/// All keys of a range, filtered, ordered and cut as asked.
+/// All keys of a range, filtered, sorted and limited by the request.
 fn arranged(request: &wire::RangeRequest, mut kvs: Vec<KeyValue>) -> wire::RangeResponse {
-    // Upstream: the count is that of before the filters.
+    // Upstream: the count is the one before the filters.
     let count = kvs.len() as i64;
     let within = |revision: Revision, least: i64, most: i64| {
         let number = convert::number(revision);
@@ -112,7 +112,7 @@ pub async fn put(shared: Arc<Shared>, request: wire::PutRequest) -> Answer<wire:
     Ok(wire::PutResponse { header: shared.header(answer.revision), prev_kv })
 }
 
-/// Keeps the value or the lease that is there, whatever others write meanwhile.
+/// Keeps the existing value or lease, also if others write at the same time.
 async fn put_part(shared: &Shared, request: wire::PutRequest) -> Answer<store::TxnResponse> {
     loop {
         let there = store::RangeRequest::new(KeyRange::one(request.key.clone()));
@@ -183,10 +183,10 @@ pub async fn txn(shared: Arc<Shared>, request: wire::TxnRequest) -> Answer<wire:
     Ok(wire::TxnResponse { header, succeeded: answer.succeeded, responses })
 }
 
-/// Written where a revision is needed.
+/// A key that is written when a new revision is needed.
 const ROOM: &[u8] = b"/decapod/room";
 
-/// What a transaction has around its values.
+/// The size of a transaction besides its values.
 const SLACK: usize = 4096;
 
 async fn respond(
@@ -208,7 +208,7 @@ async fn respond(
         }
         (Some(wire::Request::Range(range)), OpResult::Got { mut kvs }) => {
             if let Some(past) = at(range.revision) {
-                // History does not change: it can be read after the transaction as well.
+                // History does not change, so it can be read after the transaction.
                 let key_range = key_range(range.key.clone(), range.range_end.clone());
                 let request = store::RangeRequest {
                     revision: Some(past),
@@ -230,8 +230,8 @@ pub async fn compact(
     let is_present = shared.store.revision().await.map_err(status)? == revision;
     shared.store.compact(revision).await.map_err(status)?;
     if is_present && shared.no_space.load(Ordering::Relaxed) {
-        // What the floor's own revision replaced is kept for watches. Who has no room needs that
-        // too: the floor goes on by one. Upstream keeps nothing there.
+        // The store keeps, for watches, what the floor's own revision replaced. To free that space, too, the
+        // floor moves by one. Upstream keeps nothing there.
         let key = Bytes::from_static(ROOM);
         let room = Op::Put { key, value: Bytes::new(), lease: 0 };
         let txn = Txn { success: vec![room], ..Txn::default() };
@@ -263,7 +263,7 @@ fn check_size(shared: &Shared, size: usize) -> Answer<()> {
     Ok(())
 }
 
-/// Upstream: a key may be written once in a transaction.
+/// Upstream: a transaction may write a key only once.
 fn check_branch(ops: &[wire::RequestOp]) -> Answer<()> {
     let mut puts = BTreeSet::new();
     let mut deletes = vec![];
@@ -329,7 +329,7 @@ fn compare(compare: &wire::Compare) -> Answer<Compare> {
         }
         (wire::CompareTarget::Lease, Some(wire::CompareWith::Lease(n))) => Field::Lease(n),
         (wire::CompareTarget::Value, Some(wire::CompareWith::Value(bytes))) => Field::Value(bytes),
-        // Upstream: what is not given counts as nothing.
+        // Upstream: a missing value counts as zero.
         (wire::CompareTarget::Version, _) => Field::Version(0),
         (wire::CompareTarget::Create, _) => Field::CreateRevision(Revision(0)),
         (wire::CompareTarget::Mod, _) => Field::ModRevision(Revision(0)),
@@ -343,7 +343,7 @@ fn compare(compare: &wire::Compare) -> Answer<Compare> {
         wire::CompareResult::NotEqual => Relation::NotEqual,
     };
     let range = key_range(compare.key.clone(), compare.range_end.clone());
-    // The one that the API server lives on needs no scan.
+    // The comparison that API servers use needs no scan.
     Ok(match (range.end.is_empty(), relation, field) {
         (true, Relation::Equal, Field::ModRevision(n)) => Compare::ModRevision(range.start, n),
         (true, Relation::Equal, Field::Version(n)) => Compare::Version(range.start, n),
@@ -351,7 +351,7 @@ fn compare(compare: &wire::Compare) -> Answer<Compare> {
     })
 }
 
-/// etcd's key and end are the store's; the first key there can be stands for "from the start".
+/// etcd's key and end equal the store's; the first possible key means "from the start".
 pub fn key_range(start: Bytes, end: Bytes) -> KeyRange {
     KeyRange { start, end }
 }

@@ -10,7 +10,7 @@ use tonic::{Status, Streaming};
 use super::messages as wire;
 use super::{Answer, Answers, Shared, status};
 
-/// Upstream: the longest that there may be.
+/// Upstream: the maximum TTL, in seconds.
 const LONGEST: i64 = 9_000_000_000;
 
 pub async fn grant(
@@ -37,7 +37,7 @@ pub async fn revoke(
     Ok(wire::LeaseRevokeResponse { header: shared.present().await? })
 }
 
-/// One answer per request, for as long as the client asks.
+/// One answer per request, until the client ends the stream.
 pub async fn keep_alive(
     shared: Arc<Shared>,
     mut requests: Streaming<wire::LeaseRequest>,
@@ -58,7 +58,7 @@ pub async fn keep_alive(
 async fn keep_one(shared: &Shared, id: i64) -> Answer<wire::LeaseKeepAliveResponse> {
     let ttl = match shared.store.lease_keep_alive(id).await {
         Ok(ttl) => ttl,
-        // Upstream: no time left is how it says that there is no such lease.
+        // Upstream: a TTL of zero means that there is no such lease.
         Err(Error::LeaseNotFound(_)) => 0,
         Err(error) => return Err(status(error)),
     };

@@ -66,9 +66,9 @@ pub async fn alarm(
     Ok(wire::AlarmResponse { header: shared.present().await?, alarms })
 }
 
-/// There is nothing to do: pages that are free are used again.
+/// Does nothing, because free pages are reused.
 pub async fn defragment(shared: Arc<Shared>, _: wire::Empty) -> Answer<wire::HeaderResponse> {
-    tracing::info!("defragmentation was asked for; this store needs none and did nothing");
+    tracing::info!("ignoring a defragmentation request: this store needs none");
     Ok(wire::HeaderResponse { header: shared.present().await? })
 }
 
@@ -76,8 +76,8 @@ pub async fn hash(shared: Arc<Shared>, _: wire::Empty) -> Answer<wire::HashKvRes
     hash_kv(shared, wire::HashKvRequest { revision: 0 }).await
 }
 
-/// Of all that lived at a revision. Only for comparing one store with itself: etcd's own hash is
-/// over the bytes of its file.
+/// A hash of all live keys at a revision. It can only be compared with another hash of this store: etcd's
+/// own hash is over the bytes of its file.
 pub async fn hash_kv(
     shared: Arc<Shared>,
     request: wire::HashKvRequest,

@@ -46,7 +46,7 @@ pub struct AlarmResponse {
     pub alarms: Vec<AlarmMember>,
 }
 
-/// Of defragmentation, which has nothing else to say.
+/// The answer to defragmentation.
 #[derive(Clone, PartialEq, Message)]
 pub struct HeaderResponse {
     #[prost(message, optional, tag = "1")]

@@ -1,16 +1,15 @@
-//! A store served as an etcd: its v3 API over gRPC, and its pages over plain HTTP.
+//! Serves a store as an etcd: the v3 API over gRPC, and the HTTP pages.
 //!
 //! ```text
 //! listener ─► Service ─► gRPC ─► kv · watch · lease · maintenance · cluster ─► store
 //!                    └─► /health /version /metrics
 //! ```
 //!
-//! In: a store and how the member calls itself. Out: a tower service for `transport::serve`. The
-//! same service is what `decapod etcd` listens with, and what the server's own socket answers the
-//! commands `snapshot` and `store` with.
+//! In: a store and the member's name. Out: a tower service for `transport::serve`. `decapod etcd` uses
+//! this service, and so does the server's own socket for the commands `snapshot` and `store`.
 //!
-//! Invariants: nothing is kept here but alarms; errors have etcd's codes and words, since its clients
-//! match on them; whoever asks for what one member cannot do is told to use etcd for that.
+//! Invariants: the only state here are alarms; errors have etcd's codes and texts, because its clients
+//! match them; requests that one member cannot serve get an error that recommends etcd itself.
 
 mod kv;
 mod lease;
@@ -39,16 +38,16 @@ use tonic_prost::ProstCodec;
 use self::messages::ResponseHeader;
 use crate::convert;
 
-/// The version of etcd whose API this is.
+/// The version of etcd that this API corresponds to.
 pub const VERSION: &str = "3.6.5";
-/// What those are told who want more.
+/// The error of requests for further members.
 pub const ONE_MEMBER: &str = "this is a cluster of one member; use etcd itself for more than one";
 const CLUSTER_VERSION: &str = "3.6.0";
 /// There are no elections: the first term never ends.
 const TERM: u64 = 1;
-/// Ours, not etcd's: the revision at a time.
+/// Our own method, not etcd's: the revision at a time.
 pub(crate) const REVISION_AT: &str = "/decapod.v1.History/RevisionAt";
-/// Beside the values, etcd allows for 512 KiB of message.
+/// Like etcd, 512 KiB of a message are allowed besides the values.
 const MESSAGE_LIMIT: usize = store::VALUE_LIMIT + (512 << 10);
 
 type Body =
@@ -60,13 +59,13 @@ pub struct Options {
     pub name: String,
     pub client_urls: Vec<String>,
     pub peer_urls: Vec<String>,
-    /// Bytes of records from which on only deletes are taken.
+    /// When the records reach this size in bytes, only deletes are accepted.
     pub quota_bytes: Option<u64>,
-    /// Only with a client's certificate.
+    /// Require a client certificate.
     pub needs_certificate: bool,
-    /// Health and metrics, and nothing else.
+    /// Serve only health and metrics.
     pub pages_only: bool,
-    /// Of a request, in bytes.
+    /// The maximum size of a request, in bytes.
     pub request_limit: usize,
     pub max_ops: usize,
 }
@@ -86,8 +85,8 @@ impl Default for Options {
     }
 }
 
-/// Of the connections: each watch is a stream of its clients' connection, as many as they like.
-/// Upstream: `--max-concurrent-streams` has no bound by default.
+/// The limits of connections: each watch is a stream of its client's connection, without a limit.
+/// Upstream: `--max-concurrent-streams` is unlimited by default.
 pub fn limits() -> transport::Limits {
     transport::Limits { streams: u32::MAX, ..Default::default() }
 }
@@ -97,13 +96,13 @@ struct Shared {
     options: Options,
     member_id: u64,
     cluster_id: u64,
-    /// The alarm NOSPACE: only deletes are taken until somebody disarms it.
+    /// The alarm NOSPACE: only deletes are accepted until it is disarmed.
     no_space: Arc<AtomicBool>,
     tasks: Tasks,
 }
 
 impl Shared {
-    /// What stands at the head of every answer.
+    /// The header of every answer.
     fn header(&self, revision: Revision) -> Option<ResponseHeader> {
         Some(ResponseHeader {
             cluster_id: self.cluster_id,
@@ -118,21 +117,21 @@ impl Shared {
         Ok(self.header(revision))
     }
 
-    /// Before anything that takes room. Upstream: the alarm outlives the shortage.
+    /// Runs before every write that takes space. Upstream: the alarm stays after space was freed.
     async fn check_space(&self) -> Answer<()> {
         let Some(quota) = self.options.quota_bytes else { return Ok(()) };
         if !self.no_space.load(Ordering::Relaxed) {
             if self.store.status().await.map_err(status)?.used_bytes <= quota {
                 return Ok(());
             }
-            tracing::warn!(quota, "the quota is used up: only deletes are taken from now on");
+            tracing::warn!(quota, "the quota is exceeded: only deletes are accepted from now on");
             self.no_space.store(true, Ordering::Relaxed);
         }
         Err(Status::resource_exhausted("etcdserver: mvcc: database space exceeded"))
     }
 }
 
-/// The service of a member. Clones are the same one.
+/// The service of a member. Clones share its state.
 #[derive(Clone)]
 pub struct Server(Arc<Shared>);
 
@@ -149,7 +148,7 @@ impl Server {
         Self(Arc::new(shared))
     }
 
-    /// The same member, for a listener that anybody may ask how it fares.
+    /// The same member, for a listener that serves health and metrics without authentication.
     pub fn pages_only(&self) -> Self {
         let shared = &self.0;
         let options =
@@ -165,7 +164,7 @@ impl Server {
     }
 }
 
-/// The same for the same text, and never 0.
+/// A hash of the text that is never 0.
 fn id_of(text: &str) -> u64 {
     let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
     text.bytes().fold(0xcbf2_9ce4_8422_2325, step) | 1
@@ -207,7 +206,7 @@ async fn answer(shared: Arc<Shared>, request: Request<Body>) -> Response<Body> {
         }
         (false, true) => pages::denied(),
         (false, false) => {
-            // The body is not read, and must not be held meanwhile.
+            // The body is not read; drop it before the await.
             drop(request);
             pages::serve(&shared, &path).await
         }
@@ -215,7 +214,7 @@ async fn answer(shared: Arc<Shared>, request: Request<Body>) -> Response<Body> {
     }
 }
 
-/// The methods, by path.
+/// Dispatches the methods by path.
 async fn call(shared: Arc<Shared>, request: Request<Body>) -> Response<Body> {
     let path = request.uri().path().to_owned();
     let (service, method) = path.trim_start_matches('/').split_once('/').unwrap_or_default();
@@ -281,7 +280,7 @@ where
     Grpc::new(ProstCodec::default()).max_decoding_message_size(MESSAGE_LIMIT.max(16 << 20))
 }
 
-/// A handler as tonic wants it.
+/// Adapts a unary handler to tonic.
 struct Handler<F>(Arc<Shared>, F);
 
 type Boxed<T> = Pin<Box<dyn Future<Output = Answer<tonic::Response<T>>> + Send>>;
@@ -312,7 +311,7 @@ where
 
 type Answers<A> = tokio_stream::wrappers::ReceiverStream<Answer<A>>;
 
-/// A handler whose answers are a stream.
+/// Adapts a handler whose answer is a stream.
 struct Streamer<F>(Arc<Shared>, F);
 
 impl<Q, A, F, W> ServerStreamingService<Q> for Streamer<F>
@@ -341,7 +340,7 @@ where
     boxed(grpc::<A, Q>().server_streaming(Streamer(shared, run), request).await)
 }
 
-/// A handler with streams in both directions.
+/// Adapts a handler with streams in both directions.
 struct Talker<F>(Arc<Shared>, F);
 
 impl<Q, A, F, W> StreamingService<Q> for Talker<F>
@@ -374,7 +373,7 @@ where
     boxed(grpc::<A, Q>().streaming(Talker(shared, run), request).await)
 }
 
-/// The store's errors in etcd's words.
+/// The store's errors with etcd's codes and texts.
 fn status(error: Error) -> Status {
     let (code, text) = match &error {
         Error::Compacted { .. } => {

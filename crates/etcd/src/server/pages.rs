@@ -1,4 +1,4 @@
-//! What etcd says over plain HTTP: health, version, metrics.
+//! etcd's HTTP pages: health, version, metrics.
 
 use std::fmt::Write;
 
@@ -49,7 +49,7 @@ fn page(code: StatusCode, kind: &'static str, text: String) -> Response<Body> {
     response
 }
 
-/// Upstream: an alarm is no health either.
+/// Upstream: with an alarm, the member is not healthy.
 async fn check(shared: &Shared) -> Result<(), String> {
     if shared.no_space.load(std::sync::atomic::Ordering::Relaxed) {
         return Err("ALARM NOSPACE".into());
@@ -67,14 +67,18 @@ async fn metrics(shared: &Shared) -> store::Result<String> {
             1,
             "Whether or not this member is a leader. 1 if is, 0 otherwise.",
         ),
-        ("etcd_mvcc_db_total_size_in_bytes", now.disk_bytes, "Bytes that the file takes."),
-        ("etcd_mvcc_db_total_size_in_use_in_bytes", now.used_bytes, "Bytes that the records have."),
+        ("etcd_mvcc_db_total_size_in_bytes", now.disk_bytes, "Size of the file in bytes."),
+        (
+            "etcd_mvcc_db_total_size_in_use_in_bytes",
+            now.used_bytes,
+            "Size of the records in bytes.",
+        ),
         (
             "etcd_server_quota_backend_bytes",
             shared.options.quota_bytes.unwrap_or_default(),
-            "Bytes that the records may have; 0 is no limit.",
+            "Maximum size of the records in bytes; 0 is no limit.",
         ),
-        ("etcd_debugging_mvcc_keys_total", now.keys as u64, "Keys that live."),
+        ("etcd_debugging_mvcc_keys_total", now.keys as u64, "Number of live keys."),
         ("etcd_debugging_mvcc_current_revision", now.revision.0, "The current revision."),
         (
             "etcd_debugging_mvcc_compact_revision",

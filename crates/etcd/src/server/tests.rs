@@ -1,4 +1,4 @@
-//! What a member says, called without a connection. The contract of the store behind it runs in
+//! Tests of the member's answers, without a connection. The contract of the store behind it runs in
 //! `tests/it`, over a socket.
 
 use std::sync::Arc;
@@ -52,7 +52,7 @@ fn refused<T>(answer: Result<T, Status>, code: Code, part: &str) {
 }
 
 #[tokio::test]
-async fn ranges_are_ordered_filtered_and_cut() {
+async fn ranges_are_sorted_filtered_and_limited() {
     let shared = member(Options::default());
     for (key, value) in [("a", "9"), ("b", "5"), ("c", "7"), ("a", "8")] {
         written(&shared, key, value).await;
@@ -149,7 +149,7 @@ async fn transactions_compare_and_answer_each_op() {
 }
 
 #[tokio::test]
-async fn a_used_up_quota_leaves_deletes() {
+async fn an_exceeded_quota_allows_deletes() {
     let dir = tempfile::tempdir().expect("a directory");
     let options = store::Options { sync: false, ..store::Options::default() };
     let store = store::Embedded::open(dir.path(), options).expect("it opens");
@@ -168,7 +168,7 @@ async fn a_used_up_quota_leaves_deletes() {
     assert_eq!(pages::serve(&shared, "/health").await.status(), 503);
     let delete =
         wire::DeleteRangeRequest { key: "k".into(), range_end: "l".into(), ..Default::default() };
-    let gone = kv::delete_range(shared.clone(), delete).await.expect("deletes are taken");
+    let gone = kv::delete_range(shared.clone(), delete).await.expect("deletes are accepted");
     assert!(gone.deleted >= 9);
     let revision = gone.header.map_or(0, |header| header.revision);
     let compact = wire::CompactionRequest { revision };
@@ -177,8 +177,8 @@ async fn a_used_up_quota_leaves_deletes() {
     refused(late, Code::ResourceExhausted, no_space);
     let disarm =
         wire::AlarmRequest { action: wire::AlarmAction::Deactivate.into(), ..Default::default() };
-    // What was compacted goes from the disk soon, not at once.
-    testkit::wait::found("room again", async || {
+    // Compacted data is removed from the disk soon, not at once.
+    testkit::wait::found("free space again", async || {
         maintenance::alarm(shared.clone(), disarm.clone()).await.expect("disarmed");
         kv::put(shared.clone(), put("late", "x")).await.ok()
     })

@@ -1,13 +1,13 @@
-//! Watches: many on one stream, as etcd's clients have them.
+//! Watches: many on one stream, like etcd.
 //!
 //! ```text
-//! requests ─► create: a store watch, and a task that brings its items here, in order
+//! requests ─► create: a store watch, and a task that forwards its items here, in order
 //!             cancel, progress
-//! items    ─► answers: events, those that gathered as one · progress · canceled
+//! items    ─► answers: events (queued ones together) · progress · canceled
 //! ```
 //!
-//! Invariants: all items of a stream pass one queue, so that an answer to "how far are you" stands
-//! behind every event that it speaks of. A reader that is slow stops its own stream only.
+//! Invariants: all items of a stream pass one queue, so that a progress answer comes after every event
+//! that it includes. A slow reader stops only its own stream.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,13 +26,13 @@ use crate::convert;
 
 /// Answers that may wait for the connection, and batches for the stream.
 const QUEUE: usize = 16;
-/// Items of a watch that go on together when they have gathered.
+/// The maximum number of queued items that are forwarded together.
 const BATCH: usize = 64;
-/// An answer has no more events once it has so many bytes of them.
+/// An answer gets no more events above this size.
 const ANSWER_BYTES: usize = 1 << 20;
 /// Upstream: `--watch-progress-notify-interval`.
 const NOTIFY: Duration = Duration::from_secs(600);
-/// How etcd says "all watches of this stream".
+/// etcd's id for "all watches of this stream".
 const ALL: i64 = -1;
 
 pub async fn watch(
@@ -59,15 +59,15 @@ struct Stream {
     shared: Arc<Shared>,
     answers: mpsc::Sender<Answer<wire::WatchResponse>>,
     sender: mpsc::Sender<Batch>,
-    /// Those that bring items; they end with the stream.
+    /// The forwarding tasks; they end with the stream.
     tasks: Tasks,
     watches: BTreeMap<i64, One>,
     next_id: i64,
-    /// A question about progress: who has not answered yet, and the least answer.
+    /// A pending progress request: the watches that have not answered yet, and the lowest answer.
     waiting: Option<(Vec<i64>, Revision)>,
 }
 
-/// What came of a watch; nothing: the store ended it.
+/// Items of a watch; empty: the store ended it.
 type Batch = (i64, Vec<WatchItem>);
 
 /// A watch of the stream.
@@ -77,11 +77,11 @@ struct One {
     previous: bool,
     filters: Vec<wire::EventType>,
     notify: bool,
-    /// A notification is due when it next says how far it is.
+    /// A notification is due at its next progress.
     due: bool,
 }
 
-/// The client has gone away.
+/// The client has disconnected.
 struct Gone;
 
 impl Stream {
@@ -100,7 +100,7 @@ impl Stream {
                 request = requests.next(), if asks => match request {
                     Some(Ok(request)) => self.ask(request).await,
                     Some(Err(_)) => return,
-                    // It has nothing more to ask, but may still read.
+                    // The client sends no more requests, but may still read.
                     None => {
                         asks = false;
                         Ok(())
@@ -143,7 +143,7 @@ impl Stream {
                     return self.say_now(answer).await;
                 }
                 for one in self.watches.values() {
-                    // Full: one is waiting already.
+                    // Full: a request is already queued.
                     let _ = one.progress.try_send(());
                 }
                 self.waiting = Some((ids, Revision(u64::MAX)));
@@ -166,7 +166,7 @@ impl Stream {
             Ok(present) => present,
             Err(error) => return self.send(Err(status(error))).await,
         };
-        // From what the answer says on, whatever is written meanwhile.
+        // Starts after the revision in the answer, so that no write in between is missed.
         let start = match u64::try_from(create.start_revision) {
             Ok(0) | Err(_) => Revision(present.0 + 1),
             Ok(start) => Revision(start),
@@ -231,7 +231,7 @@ impl Stream {
         self.send(Ok(answer)).await
     }
 
-    /// One that is no event.
+    /// Handles an item that is no event.
     async fn item(&mut self, id: i64, item: WatchItem) -> Result<(), Gone> {
         match item {
             WatchItem::Events(..) => Ok(()),
@@ -253,7 +253,7 @@ impl Stream {
         }
     }
 
-    /// One of those that were asked is that far; the last one's word is the stream's.
+    /// Records the progress of one watch; after the last one, the stream answers.
     async fn answered(&mut self, id: i64, revision: Revision) -> Result<(), Gone> {
         let Some((ids, least)) = &mut self.waiting else { return Ok(()) };
         ids.retain(|waiting| *waiting != id);
@@ -275,7 +275,7 @@ impl Stream {
     fn notify(&mut self) {
         for one in self.watches.values_mut().filter(|one| one.notify) {
             one.due = true;
-            // Full: one is waiting already.
+            // Full: a request is already queued.
             let _ = one.progress.try_send(());
         }
     }
@@ -292,7 +292,7 @@ impl Stream {
         self.say_now(answer).await
     }
 
-    /// With the present revision.
+    /// Adds the current revision.
     async fn say_now(&self, answer: wire::WatchResponse) -> Result<(), Gone> {
         let header = self.shared.present().await;
         self.send(header.map(|header| wire::WatchResponse { header, ..answer })).await
@@ -311,10 +311,10 @@ impl Drop for Stream {
     }
 }
 
-/// Events of a watch, of one revision or of several.
+/// Events of a watch, of one or several revisions.
 #[derive(Default)]
 struct Gathered {
-    /// The newest.
+    /// The newest revision.
     revision: Revision,
     events: Vec<wire::Event>,
     bytes: usize,
@@ -349,7 +349,7 @@ impl One {
     }
 }
 
-/// Brings the items of one watch to the stream, and its end.
+/// Forwards the items of one watch, and its end, to the stream.
 async fn bring(id: i64, mut items: mpsc::Receiver<WatchItem>, to: mpsc::Sender<Batch>) {
     let mut batch = vec![];
     while items.recv_many(&mut batch, BATCH).await > 0 {
@@ -358,6 +358,6 @@ async fn bring(id: i64, mut items: mpsc::Receiver<WatchItem>, to: mpsc::Sender<B
             return;
         }
     }
-    // An error: the stream has ended first.
+    // An error means that the stream has ended first.
     let _ = to.send((id, batch)).await;
 }

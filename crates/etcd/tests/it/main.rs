@@ -1,4 +1,4 @@
-//! The store's contract on a real etcd, one process a case, and on an old one; skipped where there is
+//! The store's contract with a real etcd, one process per case, and with an old etcd; skipped if there is
 //! none.
 
 extern crate decapod_etcd as etcd;
@@ -26,32 +26,32 @@ mod silence;
 
 const ETCD: Backend = Backend { name: "etcd", open: |dir, _| open(dir, program), durable: true };
 
-/// As Debian 12 has it.
+/// The version in Debian 12.
 const OLD_ETCD: Backend =
     Backend { name: "etcd 3.4", open: |dir, _| open(dir, old_program), durable: true };
 
-/// What etcd does not do: it takes each key once a transaction, and forgets what was before its floor.
+/// Cases that etcd does not support: it writes each key once per transaction, and drops all before its floor.
 const EXCEPT: &[&str] = &[
     "ops_see_the_ops_before_them",
     "a_transaction_arrives_as_one_item",
     "a_watch_from_the_floor_shows_what_was_there_before",
 ];
 
-/// The program: `ETCD`, what is found on the path, or in the cache.
+/// The program: from `ETCD`, the path, or the cache.
 fn program() -> Option<PathBuf> {
     let named = std::env::var_os("ETCD").map(PathBuf::from);
     named.or_else(|| places::program("etcd")).or_else(|| places::cached("ETCD", "etcd-3.6/etcd"))
 }
 
-/// An etcd 3.4: its answers about progress may overtake the events that they speak of.
+/// An etcd 3.4: its progress answers may overtake the events that they include.
 fn old_program() -> Option<PathBuf> {
     places::cached("ETCD_OLD", "etcd-3.4/etcd")
 }
 
-/// Our own server in front of an embedded store, asked by our own client.
+/// Our own server with an embedded store, called by our own client.
 const SERVED: Backend = Backend { name: "served", open: |dir, _| served(dir, None), durable: true };
 
-/// The same, all of its watches on one stream.
+/// The same, with all its watches on one stream.
 const SHARED: Backend =
     Backend { name: "shared", open: |dir, _| served(dir, Some(Bytes::new())), durable: true };
 
@@ -60,9 +60,9 @@ fn a_served_store_keeps_the_contract() {
     contract::run(&SERVED, usize::MAX, EXCEPT_SERVED, |_| {});
 }
 
-/// All of them share the client's connection with the writes.
+/// All watches share the client's connection with the writes.
 #[tokio::test]
-async fn more_watches_than_a_connection_usually_has_streams_hold_nothing_up() {
+async fn many_watches_on_a_connection_do_not_block_writes() {
     let dir = tempfile::tempdir().expect("a directory");
     let store = served(dir.path(), None).expect("it is served");
     let mut watches = vec![];
@@ -87,11 +87,11 @@ fn watches_on_one_stream_keep_the_contract() {
     contract::run(&SHARED, usize::MAX, EXCEPT_SERVED, |_| {});
 }
 
-/// A transaction writes a key once there, as with etcd.
+/// Like with etcd, a transaction writes a key only once.
 const EXCEPT_SERVED: &[&str] =
     &["ops_see_the_ops_before_them", "a_transaction_arrives_as_one_item"];
 
-/// It lives as long as the runtime of its case, and is found again.
+/// Lives as long as the runtime of its case; later calls find it again.
 fn served(dir: &Path, shared_prefix: Option<Bytes>) -> store::Result<Arc<dyn Store>> {
     let socket = dir.join("socket");
     if !socket.exists() {
@@ -126,7 +126,7 @@ fn an_old_etcd_keeps_the_contract() {
     contract::run(&OLD_ETCD, 4, EXCEPT, |_| {});
 }
 
-/// Starts an etcd with its data in `dir`, or finds the one that a case started there before.
+/// Starts an etcd with its data in `dir`, or finds the one that the case started there.
 fn open(dir: &Path, program: fn() -> Option<PathBuf>) -> store::Result<Arc<dyn Store>> {
     let file = dir.join("address");
     let address = match std::fs::read_to_string(&file) {
@@ -141,12 +141,12 @@ fn open(dir: &Path, program: fn() -> Option<PathBuf>) -> store::Result<Arc<dyn S
     etcd::Etcd::open(&etcd::Options { endpoints, ..Default::default() })
 }
 
-/// Where members of etcd listen for clients, each at an address of its own.
+/// The client port of members, each at an address of its own.
 const CLIENT_PORT: u16 = 2379;
-/// And for each other.
+/// Their peer port.
 const PEER_PORT: u16 = 2380;
 
-/// Runs until the thread of its case ends. Leases may be as short as the contract's.
+/// Runs until the thread of its case ends. Allows the short leases of the contract.
 fn start(dir: &Path, program: &Path) -> Ipv4Addr {
     let address = places::own_loopback();
     let (client_url, peer_url) =
@@ -162,13 +162,13 @@ fn start(dir: &Path, program: &Path) -> Ipv4Addr {
         .args(["--initial-cluster", &format!("one={peer_url}")])
         .stdout(Stdio::null())
         .stderr(Stdio::null());
-    // SAFETY: prctl is async-signal-safe and touches nothing of this process.
+    // SAFETY: prctl is async-signal-safe and changes only the child process.
     unsafe {
         command.pre_exec(|| {
             nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL).map_err(Into::into)
         });
     }
-    #[expect(clippy::zombie_processes, reason = "it is killed with the thread of its case")]
+    #[expect(clippy::zombie_processes, reason = "the child is killed with the thread of its case")]
     let _etcd = command.spawn().expect("etcd starts");
     let connect = || Ok(TcpStream::connect((address, CLIENT_PORT))?);
     wait::until(wait::LONG, "etcd answers", connect).expect("a started etcd");
@@ -180,7 +180,7 @@ async fn a_missing_etcd_is_named() {
     let endpoints = vec![format!("http://{}:{CLIENT_PORT}", places::own_loopback())];
     let store =
         etcd::Etcd::open(&etcd::Options { endpoints, ..Default::default() }).expect("a URL");
-    let Err(Error::Unavailable(why)) = store.revision().await else { panic!("nobody is there") };
+    let Err(Error::Unavailable(why)) = store.revision().await else { panic!("no etcd listens") };
     assert!(why.contains("onnection refused"), "{why}");
 }
 

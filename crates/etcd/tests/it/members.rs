@@ -1,6 +1,6 @@
-//! A real etcd of three members with TLS client certificates, in trouble: members killed one after
-//! the other (so the leader is among them), one that does not answer for a while, all of them down
-//! and back. What clients saw must have an order, and a watch must miss nothing.
+//! A real etcd of three members with TLS client certificates and failures: members are killed one after
+//! the other (the leader among them), one is frozen for a while, all of them stop and restart. The
+//! clients' history must be linearizable, and a watch must miss nothing.
 
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
@@ -32,7 +32,7 @@ impl Member {
     }
 }
 
-/// Members are killed when it is dropped.
+/// Dropping it kills the members.
 struct Cluster {
     dir: tempfile::TempDir,
     members: Vec<Member>,
@@ -70,7 +70,7 @@ impl Cluster {
         self.dir.path().join(name)
     }
 
-    /// Starts a member, or starts it again on its data.
+    /// Starts a member, or restarts it with its data.
     fn run(&mut self, at: usize) {
         let peer_url = |member: &Member| format!("http://{}:{PEER_PORT}", member.address);
         let all = self.members.iter().map(|m| format!("{}={}", m.name, peer_url(m)));
@@ -97,10 +97,10 @@ impl Cluster {
         self.members[at].running = Some(child);
     }
 
-    /// SIGKILL: nothing is said, nothing is written.
+    /// SIGKILL: an unclean stop.
     fn kill(&mut self, at: usize) {
         if let Some(mut child) = self.members[at].running.take() {
-            // An error: it has ended by itself, and is awaited all the same.
+            // An error means that it has already exited; wait for it all the same.
             let _ = child.kill();
             child.wait().expect("it ends");
         }
@@ -127,7 +127,7 @@ impl Cluster {
 
 async fn works(store: &dyn Store) -> Revision {
     found("etcd answers", async || {
-        // A call to a member that is gone may wait for long: asked again, it reaches another.
+        // A call to a stopped member may wait for long; a second one reaches another member.
         let answer = tokio::time::timeout(Duration::from_secs(5), store.revision()).await;
         answer.ok()?.ok()
     })
@@ -158,7 +158,7 @@ async fn follow(watch: &mut Watch, until: Revision) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn three_members_in_trouble_lose_nothing() {
+async fn three_members_with_failures_lose_nothing() {
     if program().is_none() {
         println!("skipped: no etcd on the path or in the cache, and ETCD does not name one");
         return;
@@ -169,7 +169,7 @@ async fn three_members_in_trouble_lose_nothing() {
     let mut live = watch(&*store, begun.0 + 1).await;
     let watching = tokio::task::JoinSet::from_iter([async move {
         let mut seen = vec![];
-        // The end is told by a last write.
+        // A last write marks the end.
         while !seen.iter().any(|event: &String| event.contains("the end")) {
             match live.items.recv().await {
                 Some(WatchItem::Events(revision, events)) => {
@@ -193,7 +193,7 @@ async fn three_members_in_trouble_lose_nothing() {
     println!("member 0 cut off: {cut:?}");
     (0..MEMBERS).for_each(|at| cluster.kill(at));
     let down = tokio::time::timeout(Duration::from_secs(10), store.revision()).await;
-    assert!(!matches!(down, Ok(Ok(_))), "nobody is there to say so");
+    assert!(!matches!(down, Ok(Ok(_))), "no member runs");
     (0..MEMBERS).for_each(|at| cluster.run(at));
     let back = works(&*store).await;
     assert!(back > begun);
@@ -204,11 +204,11 @@ async fn three_members_in_trouble_lose_nothing() {
     let seen = soon("the watch sees the end", watching.join_all()).await.remove(0);
     let truth = follow(&mut watch(&*store, begun.0 + 1).await, end).await;
     assert_eq!(seen.len(), truth.len());
-    assert_eq!(seen, truth, "what was seen as it happened, and what history says");
+    assert_eq!(seen, truth, "the live events equal the history");
     store.close().await;
 }
 
-/// A member is gone for a second while others go on.
+/// Stops a member for a second while the others go on.
 async fn kill_and_restart(cluster: &mut Cluster, at: usize) {
     tokio::time::sleep(Duration::from_millis(200)).await;
     cluster.kill(at);
@@ -216,19 +216,19 @@ async fn kill_and_restart(cluster: &mut Cluster, at: usize) {
     cluster.run(at);
 }
 
-/// What writers saw of a member that is frozen.
+/// The writers' results while a member is frozen.
 struct Seen {
     written: usize,
     failed: usize,
-    /// The longest time without a write that was acknowledged.
+    /// The longest time without an acknowledged write.
     pause: Duration,
 }
 
 const WRITERS: usize = 8;
-/// Longer than a call may take.
+/// Longer than the timeout of a call.
 const FROZEN: Duration = Duration::from_secs(12);
 
-/// Writes while a member is frozen, and for a moment after.
+/// Writes while a member is frozen, and for a moment after that.
 async fn write_while_frozen(cluster: &Cluster, store: &Arc<dyn Store>, at: usize) -> Seen {
     let acknowledged = Arc::new(std::sync::Mutex::new(vec![Instant::now()]));
     let end = Instant::now() + FROZEN + Duration::from_secs(1);
@@ -263,7 +263,7 @@ async fn write_while_frozen(cluster: &Cluster, store: &Arc<dyn Store>, at: usize
 
 /// Upstream's client sends every third write to a frozen member for 40 s.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_frozen_member_fails_what_it_had_and_no_more() {
+async fn a_frozen_member_fails_only_its_pending_calls() {
     if program().is_none() {
         println!("skipped: no etcd on the path or in the cache, and ETCD does not name one");
         return;
@@ -274,7 +274,7 @@ async fn a_frozen_member_fails_what_it_had_and_no_more() {
     for at in 0..MEMBERS {
         let Seen { written, failed, pause } = write_while_frozen(&cluster, &store, at).await;
         println!("member {at} frozen: {written} written, {failed} failed, pause {pause:?}");
-        // Of each writer what was on its way to that member, or to a leader that was lost.
+        // Each writer's calls that were pending at that member, or at a lost leader.
         assert!(failed <= 2 * WRITERS, "{failed} of {written} writes failed");
         assert!(pause < Duration::from_secs(8), "no write for {pause:?}");
         works(&*store).await;

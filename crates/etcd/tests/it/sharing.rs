@@ -1,5 +1,5 @@
-//! Several clients on one etcd, as several API servers are: what one writes all others see, each
-//! by one stream for all its watches, whatever some of their readers do; and one of them compacts.
+//! Several clients of one etcd, like several API servers: all see each other's writes, each through one
+//! stream for all its watches, even with slow readers; and one of them compacts.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -65,7 +65,7 @@ async fn each_client_has_one_stream_for_all_its_watches() {
         }
     }
     let address = std::fs::read_to_string(dir.path().join("address")).expect("it runs");
-    // One that began before the stream was there has had another for a moment.
+    // A watch that began before the stream was open had another one for a moment.
     let what = format!("{CLIENTS} streams for {} watches", watches.len());
     found(&what, async || (watchers(&address) == CLIENTS).then_some(())).await;
     let mut written: BTreeMap<usize, Vec<(Bytes, Revision)>> = BTreeMap::new();
@@ -84,7 +84,7 @@ async fn each_client_has_one_stream_for_all_its_watches() {
     }
 }
 
-/// How many watches etcd counts.
+/// The number of watches that etcd counts.
 fn watchers(address: &str) -> usize {
     const NAME: &str = "etcd_debugging_mvcc_watcher_total ";
     let page = http::get(&format!("{address}:{CLIENT_PORT}"), "/metrics", LONG).expect("a page");
@@ -92,10 +92,10 @@ fn watchers(address: &str) -> usize {
     line.and_then(|number| number.parse().ok()).unwrap_or_else(|| panic!("no {NAME}"))
 }
 
-/// One reads nothing until more has passed than is kept for it: others do not wait, and it misses
-/// nothing.
+/// One reader pauses until more events have passed than are kept for it: the others do not wait, and it
+/// misses nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_falls_far_behind_reads_history() {
+async fn a_reader_far_behind_reads_history() {
     const VALUE: usize = 100 * 1024;
     let dir = tempfile::tempdir().expect("a directory");
     let store = served(dir.path(), None).expect("it is served");
@@ -111,14 +111,14 @@ async fn who_falls_far_behind_reads_history() {
         let revision = put(&*store, key(0, at % 7), vec![b'x'; VALUE]).await;
         written.push((Bytes::from(key(0, at % 7)), revision));
     }
-    assert_eq!(following.join_all().await.remove(0), written, "who reads at once");
-    assert_eq!(follow(slow, end).await, written, "who reads when all is over");
+    assert_eq!(following.join_all().await.remove(0), written, "a reader that reads at once");
+    assert_eq!(follow(slow, end).await, written, "a reader that reads at the end");
     let late = watch(&*store, prefix(), Some(Revision(first.0 + 1))).await;
-    assert_eq!(follow(late, end).await, written, "who comes when all is over");
+    assert_eq!(follow(late, end).await, written, "a reader that joins at the end");
     store.close().await;
 }
 
-/// Three compactors: history is forgotten once an interval, not three times.
+/// Three compactors: together they compact once per interval, not three times.
 #[tokio::test]
 async fn one_of_three_compacts() {
     const INTERVAL: Duration = Duration::from_millis(300);
@@ -144,11 +144,11 @@ async fn one_of_three_compacts() {
         }
     }
     let took = begun.elapsed();
-    // Each of them making its own would take a third of that.
+    // If each compacted on its own, it would take a third of that.
     assert!(took >= INTERVAL * (ROUNDS - 1), "{ROUNDS} rounds in {took:?}");
     let range = KeyRange::one(key(0, 0));
-    // Who counts a round compacts next.
-    found("the past is forgotten", async || {
+    // The server that counts a round compacts in the next one.
+    found("old revisions are compacted", async || {
         let past = RangeRequest { revision: Some(old), ..RangeRequest::new(range.clone()) };
         let past = clients[1].range(past).await;
         matches!(past, Err(Error::Compacted { .. })).then_some(())

@@ -1,5 +1,5 @@
-//! Members that take a connection and say nothing, as a frozen one does, and members that are not there,
-//! beside one that is well.
+//! Members that accept a connection and never answer, like a frozen one, and members that are down, each
+//! beside a healthy one.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -26,7 +26,7 @@ struct Pair {
     _dir: tempfile::TempDir,
 }
 
-/// One member that serves, and one that does not.
+/// One healthy member, and one that is silent or down.
 async fn pair(is_there: bool) -> Pair {
     let (bad, good) = (places::own_loopback(), places::own_loopback());
     let at = |address: Ipv4Addr| SocketAddr::from((address, CLIENT_PORT));
@@ -50,7 +50,7 @@ async fn put(store: &dyn Store, value: usize) -> bool {
     store.txn(Txn { success: vec![op], ..Txn::default() }).await.is_ok()
 }
 
-/// Whether the first call goes to the one or the other is chance: tried several times.
+/// The first call goes to either of them by chance: so try several times.
 async fn failed_writes(is_there: bool) -> Vec<usize> {
     let mut all = vec![];
     for _ in 0..4 {
@@ -84,7 +84,7 @@ async fn reads_and_watches_go_to_the_member_that_answers() {
         let range = KeyRange::one("key");
         let request = WatchRequest { range, start: Some(store::Revision(begun.0 + 1)) };
         let mut watch = loop {
-            // The first may be opened at the silent one.
+            // The first watch may go to the silent member.
             if let Ok(watch) = soon("a watch", pair.store.watch(request.clone())).await {
                 break watch;
             }

@@ -1,6 +1,6 @@
-//! A CSI driver of this node, asked over its socket.
+//! A CSI driver of this node, called over its socket.
 //!
-//! In: what a volume needs. Out: CSI v1 calls of the Node service.
+//! In: the parameters of a volume. Out: CSI v1 calls of the Node service.
 //! Upstream: `pkg/volume/csi/csi_client.go`.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,7 +23,7 @@ macro_rules! node_call {
     };
 }
 
-/// What drivers can do beyond publishing; the protocol's numbers.
+/// Capabilities of the Node service, by the protocol's numbers.
 const STAGE_UNSTAGE: i32 = 1;
 const VOLUME_STATS: i32 = 2;
 const EXPAND: i32 = 3;
@@ -64,13 +64,13 @@ impl Abilities {
     }
 }
 
-/// How a volume is used, in Kubernetes' words.
+/// How a volume is used, in Kubernetes' terms.
 #[derive(Clone, Debug, Default)]
 pub struct Usage {
     pub access_mode: String,
     pub fs_type: String,
     pub mount_options: Vec<String>,
-    /// The pod's fsGroup, where the driver sees to it.
+    /// The pod's fsGroup, if the driver applies it.
     pub group: Option<i64>,
     pub is_block: bool,
 }
@@ -90,7 +90,7 @@ impl Usage {
     }
 }
 
-/// What staging and publishing have in common.
+/// The fields that staging and publishing share.
 #[derive(Clone, Default)]
 pub struct Volume {
     pub handle: String,
@@ -103,7 +103,7 @@ pub struct Volume {
 pub struct Driver {
     pub name: String,
 
-    /// The highest CSI version that it speaks.
+    /// The highest CSI version that the driver supports.
     pub version: (u64, u64, u64),
     rpc: Rpc,
 }
@@ -194,7 +194,7 @@ impl Driver {
             staging_target_path: staged.map(text).unwrap_or_default(),
             secrets: volume.secrets,
         };
-        // It answers with a size, which upstream does not look at either.
+        // The answer has a size, which upstream ignores, too.
         self.rpc.call::<_, Nothing>(node_call!("NodeExpandVolume"), request, LIMIT).await.map(drop)
     }
 

@@ -1,5 +1,5 @@
-//! The messages of plugin registration v1 and of CSI v1's node half, as far as a kubelet says and
-//! hears them. Field numbers are the protocols'; what is not listed here is skipped when read.
+//! The messages of plugin registration v1 and of CSI v1's Node service that a kubelet uses.
+//! Field numbers are the protocols'; fields that are not listed here are skipped.
 //!
 //! Invariant: no message with secrets is ever logged.
 
@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use prost::Message;
 
-/// The answer of calls that answer nothing, the request of those that ask for no detail.
+/// An empty request or answer.
 #[derive(Clone, PartialEq, Message)]
 pub struct Nothing {}
 

@@ -1,4 +1,4 @@
-//! CSI, the node's half: drivers that register here, and the volumes that they mount.
+//! CSI on the node: drivers that register here, and their volumes.
 //!
 //! ```text
 //!  plugins_registry/*.sock ─► registration ─► Drivers ─► node (CSINode, labels, annotation)
@@ -7,11 +7,11 @@
 //!  pod worker ─► unmount: unpublish, unstage ───┘
 //! ```
 //!
-//! In: sockets, CSIDriver objects, what the node's status says is attached. Out: mounts, CSINode,
+//! In: sockets, CSIDriver objects, the node's `status.volumesAttached`. Out: mounts, CSINode,
 //! `status.volumesInUse`.
-//! Invariants: what is mounted is on record on the disk (`vol_data.json`) before the driver is asked,
-//! so that another kubelet can undo it; a volume is staged, published and given back by one worker
-//! at a time; it counts as in use until it is unstaged.
+//! Invariants: a mount is recorded on disk (`vol_data.json`) before the driver is called, so that a
+//! restarted kubelet can undo it; one worker at a time stages, publishes and unmounts a volume; a
+//! volume counts as in use until it is unstaged.
 //! Upstream: `pkg/volume/csi`, `pkg/kubelet/pluginmanager`.
 
 mod driver;
@@ -44,11 +44,11 @@ pub const PLUGIN: &str = "kubernetes.io/csi";
 /// A volume that a pod of this node uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Use {
-    /// The pod's own name for it; empty if an earlier kubelet mounted it.
+    /// The volume's name in the pod; empty if an earlier kubelet mounted it.
     name: String,
-    /// `kubernetes.io/csi/<driver>^<handle>`, as the node's status names it.
+    /// `kubernetes.io/csi/<driver>^<handle>`, its name in the node's status.
     unique: String,
-    /// Somebody attaches it: the node tells that it is in use.
+    /// The volume needs attaching, and belongs to `status.volumesInUse`.
     is_attachable: bool,
     /// When it was published last.
     published: Option<tokio::time::Instant>,
@@ -57,7 +57,7 @@ struct Use {
 /// The pod's uid and the name of the volume's directory.
 type UseKey = (String, String);
 
-/// What the node's status says of volumes.
+/// The volumes in the node's status.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct NodeVolumes {
     attached: BTreeSet<String>,
@@ -70,20 +70,20 @@ pub struct Csi {
     /// The kubelet's directory.
     root: PathBuf,
     may_mount: bool,
-    /// The cluster's objects about drivers.
+    /// The cluster's CSIDriver objects.
     objects: Informer<CSIDriver>,
-    /// Those that registered here, by name. Held for look-ups, never across await.
+    /// The registered drivers, by name. Held for look-ups, never across await.
     drivers: Mutex<BTreeMap<String, Arc<Driver>>>,
-    /// Told when that changes.
+    /// Notified when `drivers` changes.
     pub changed: watch::Sender<()>,
     /// Held for look-ups, never across await.
     uses: Mutex<BTreeMap<UseKey, Use>>,
     /// Volumes that this process has staged, by unique name.
     staged: Mutex<BTreeSet<String>>,
-    /// One for each volume that somebody works on, by unique name.
+    /// One lock per volume in work, by unique name.
     locks: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
     seen: watch::Sender<NodeVolumes>,
-    /// The node's status has something new to tell.
+    /// Notified when the node's status must be updated.
     hurry: Arc<Notify>,
 }
 
@@ -132,7 +132,7 @@ impl Csi {
         })
     }
 
-    /// What the cluster says about a driver; objects are optional.
+    /// The driver's CSIDriver, if there is one.
     async fn object(&self, name: &str) -> Option<Arc<CSIDriver>> {
         self.objects.synced().await;
         self.objects.lister().get("", name)
@@ -146,7 +146,7 @@ impl Csi {
         all.into_iter().cloned().collect()
     }
 
-    /// The API's node has a new status.
+    /// Takes over the status of the API's node.
     pub fn follow(&self, node: &Node) {
         let status = node.status.clone().unwrap_or_default();
         let attached = status.volumes_attached.unwrap_or_default();
@@ -161,7 +161,7 @@ impl Csi {
         });
     }
 
-    /// Waits for its turn to work on a volume.
+    /// Waits for the volume's lock.
     pub async fn turn(&self, unique: &str) -> tokio::sync::OwnedMutexGuard<()> {
         let lock = {
             let mut locks = self.locks.lock().expect("no panic while held");
@@ -176,7 +176,7 @@ impl Csi {
     }
 }
 
-/// As the node's status names a volume.
+/// A volume's name in the node's status.
 fn unique_name(driver: &str, handle: &str) -> String {
     format!("{PLUGIN}/{driver}^{handle}")
 }

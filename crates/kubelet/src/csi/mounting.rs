@@ -1,13 +1,13 @@
-//! Mounting a driver's volume into a pod, and giving it back.
+//! Mounts CSI volumes into pods, and unmounts them.
 //!
 //! ```text
-//!  in use, told ─► attached ─► staged (once for all pods) ─► published ─► owned by the pod's group
+//!  in use, reported ─► attached ─► staged (once for all pods) ─► published ─► owned by the pod's group
 //!  subpaths undone ─► unpublished ─► unstaged (by the last pod) ─► forgotten
 //! ```
 //!
-//! In: an [`Order`]. Out: where the volume is, or an event's text.
-//! Invariants: doing it again changes nothing, also after a restart: drivers promise that their calls
-//! can be repeated. A volume that a driver may still be working on keeps its record.
+//! In: an [`Order`]. Out: the mounted volume, or an event's text.
+//! Invariants: repeating a step changes nothing, also after a restart, because drivers' calls are
+//! idempotent. A volume keeps its record while a driver may still work on it.
 //! Upstream: `csi_mounter.go`, `csi_attacher.go`, `expander.go`.
 
 use std::collections::BTreeMap;
@@ -36,12 +36,12 @@ use crate::worker::{Input, Worker};
 
 /// Upstream: podAttachAndMountTimeout.
 const ATTACH_LIMIT: Duration = Duration::from_secs(123);
-/// Upstream: about as often as a pod is looked at.
+/// Upstream: roughly the interval at which it syncs a pod.
 const REPUBLISH: Duration = Duration::from_secs(60);
-/// `CSIDriver.spec.fsGroupPolicy`, where there is no such object.
+/// `CSIDriver.spec.fsGroupPolicy`, if there is no CSIDriver.
 const DEFAULT_POLICY: &str = "ReadWriteOnceWithFSType";
 
-/// Why a volume is not there: what an event says.
+/// Why a volume is not mounted: the reason and text of an event.
 #[derive(Debug, thiserror::Error)]
 #[error("{text}")]
 pub struct Failure {
@@ -54,46 +54,46 @@ impl Failure {
         Self { reason: "FailedMount", text: text.into() }
     }
 
-    /// Of a device.
+    /// The failure to map a block device.
     pub fn map(text: impl Into<String>) -> Self {
         Self { reason: "FailedMapVolume", text: text.into() }
     }
 }
 
-/// Where a volume of a pod comes from.
+/// The source of a pod's volume.
 #[derive(Clone)]
 pub enum Source {
     Inline(Box<CSIVolumeSource>),
     Persistent { volume: Box<PersistentVolume>, read_only: bool },
 }
 
-/// A volume that a pod needs.
+/// A mount request.
 pub struct Order<'a> {
     pub pod: &'a Pod,
     pub dir: &'a PodDir,
-    /// Its name in the pod.
+    /// The volume's name in the pod.
     pub name: &'a str,
     pub source: Source,
     pub objects: &'a Objects,
-    /// Tells when the pod is not wanted any more.
+    /// Changes when the pod is to be stopped.
     pub input: &'a watch::Receiver<Input>,
 }
 
 #[derive(Clone, Debug)]
 pub struct Mounted {
-    /// The mount, or the pod's link to a device.
+    /// The mount point, or the pod's link to a device.
     pub path: PathBuf,
     pub read_only: bool,
     pub is_device: bool,
-    /// It was not there before, as far as this process knows.
+    /// This process had not mounted it before.
     pub is_new: bool,
-    /// It wants to be published again then.
+    /// When it must be published again.
     pub again: Option<Timestamp>,
 }
 
-/// The source, whichever it is, in one shape.
+/// Both kinds of source in one form.
 struct Spec {
-    /// Of the volume's directory: the PersistentVolume's, or the pod's own name for it.
+    /// The name of the volume's directory: the PersistentVolume's, or the volume's name in the pod.
     name: String,
     driver: String,
     handle: String,
@@ -201,7 +201,7 @@ impl Spec {
         }
     }
 
-    /// What a record of it says.
+    /// The volume's record.
     fn data(&self, node: &str) -> VolumeData {
         VolumeData {
             attachment_id: record::attachment_name(&self.handle, &self.driver, node),
@@ -268,7 +268,7 @@ fn group_of(pod: &Pod) -> Option<i64> {
 }
 
 impl Csi {
-    /// Mounts a volume into a pod (again).
+    /// Mounts a volume into a pod; repeating it is harmless.
     pub async fn mount(&self, order: &Order<'_>) -> Result<Mounted, Failure> {
         let spec = Spec::of(order)?;
         let object = self.object(&spec.driver).await;
@@ -323,7 +323,7 @@ impl Csi {
         Ok(mounted)
     }
 
-    /// The volume is in use from now on; says when it was published, if it was.
+    /// Marks the volume as in use; returns when it was last published.
     fn begin(
         &self,
         key: &(String, String),
@@ -343,7 +343,7 @@ impl Csi {
         published
     }
 
-    /// Waits until the volume is attached, and returns what its attacher has to say.
+    /// Waits until the volume is attached, and returns the attacher's metadata.
     async fn attached(
         &self,
         order: &Order<'_>,
@@ -421,7 +421,7 @@ impl Csi {
                 && let Err(error) = stage.forget()
             {
                 let path = stage.path.display();
-                tracing::warn!(%path, %error, "a directory for staging remains");
+                tracing::warn!(%path, %error, "failed to remove the staging directory");
             }
             return Err(failed(error.to_string()));
         }
@@ -466,7 +466,7 @@ impl Csi {
                 && !again
                 && let Err(error) = place.forget()
             {
-                tracing::warn!(path = %target.display(), %error, "a directory for a mount remains");
+                tracing::warn!(path = %target.display(), %error, "failed to remove the mount directory");
             }
             failed(error.to_string())
         })
@@ -485,7 +485,7 @@ impl Csi {
         Ok(secret.data.into_iter().flatten().map(|(key, value)| (key, text(value.0))).collect())
     }
 
-    /// Makes a volume as big as its PersistentVolume says; false where the driver need not be asked.
+    /// Expands a volume to its PersistentVolume's size; false if the driver need not be called.
     pub async fn expand(&self, order: &Order<'_>, bytes: i64) -> Result<bool, String> {
         let spec = Spec::of(order).map_err(|failure| failure.text)?;
         let _turn = self.turn(&spec.unique()).await;
@@ -507,11 +507,11 @@ impl Csi {
         }
     }
 
-    /// Gives back every driver's volume of a pod. `Err`: it must be tried again.
+    /// Unmounts all CSI volumes of a pod. After an `Err`, the caller must retry.
     pub async fn unmount_pod(&self, uid: &str, dir: &PodDir) -> Result<(), String> {
         let all = place::of_pod(&self.root, &dir.0);
         if !all.is_empty() && self.may_mount {
-            // Parts of volumes that are mounted elsewhere would keep them busy.
+            // Mounted subpaths would keep their volumes busy.
             let subpaths = dir.0.join("volume-subpaths");
             mounts::unmount_below_if_there(&subpaths).map_err(|error| error.to_string())?;
         }
@@ -520,7 +520,7 @@ impl Csi {
                 self.unmount(&(uid.to_string(), name), &data, &published).await?;
             }
         }
-        // What was wanted and never got as far as a record; it may be staged all the same.
+        // Volumes without a record may still be staged.
         let before = self.in_use();
         let mut is_staged = false;
         self.uses().retain(|(owner, _), one| {
@@ -578,7 +578,7 @@ impl Csi {
         Ok(())
     }
 
-    /// The caller has the volume's turn.
+    /// The caller holds the volume's lock.
     async fn unstage(&self, driver: &Driver, handle: &str, stage: &Stage) -> Result<(), String> {
         if VolumeData::read(&stage.record).map_err(|error| error.to_string())?.is_none() {
             return Ok(());
@@ -594,7 +594,7 @@ impl Csi {
         stage.forget().map_err(|error| error.to_string())
     }
 
-    /// Unstages what an earlier kubelet staged and no pod uses any more.
+    /// Unstages volumes that no pod uses any more.
     pub(super) async fn reclaim(&self, driver: &Driver) {
         for (stage, data) in place::staged(&self.root, &driver.name) {
             let unique = data.unique();
@@ -603,39 +603,39 @@ impl Csi {
                 continue;
             }
             if let Err(error) = self.unstage(driver, &data.volume_handle, &stage).await {
-                tracing::warn!(volume = unique, error, "a volume that nobody uses remains staged");
+                tracing::warn!(volume = unique, error, "failed to unstage an unused volume");
             }
         }
     }
 
-    /// Gives back the volumes of a pod that nobody knows any more, as soon as their drivers are
-    /// there, and removes the pod's files.
+    /// Unmounts the volumes of an orphaned pod, as soon as their drivers are registered, and removes the
+    /// pod's files.
     pub async fn clear_leftover(&self, uid: &str, dir: PodDir) {
         let mut changed = self.changed.subscribe();
         while let Err(error) = self.unmount_pod(uid, &dir).await {
-            tracing::warn!(uid, error, "volumes of a pod that is gone remain");
+            tracing::warn!(uid, error, "failed to unmount the volumes of an orphaned pod");
             let _ = tokio::time::timeout(REPUBLISH, changed.changed()).await;
         }
         let removed = tokio::task::spawn_blocking(move || crate::volumes::tear_down(&dir));
         if let Ok(Err(error)) = removed.await {
-            tracing::warn!(uid, %error, "files of a pod that is gone remain");
+            tracing::warn!(uid, %error, "failed to remove the directory of an orphaned pod");
         }
     }
 }
 
-/// Whether drivers have to give something back before a pod's files may go.
+/// Whether CSI volumes must be unmounted before the pod's files may be removed.
 pub fn has_volumes(root: &Path, dir: &PodDir) -> bool {
     place::of_pod(root, &dir.0).iter().any(|(_, _, data)| !matches!(data, Ok(None)))
 }
 
-/// Who publishes, and from where.
+/// The driver that publishes, and the staged volume.
 struct Site<'a> {
     driver: &'a Driver,
     abilities: &'a Abilities,
     staged: Option<&'a Path>,
 }
 
-/// Makes the pod's group the volume's, where the driver's object asks for that.
+/// Applies the pod's fsGroup to the volume, if the fsGroupPolicy asks for that.
 async fn own(
     pod: &Pod,
     spec: &Spec,
@@ -673,7 +673,7 @@ fn pod_info(pod: &Pod, mode: &str) -> BTreeMap<String, String> {
     pairs.into_iter().map(|(key, value)| (format!("csi.storage.k8s.io/{key}"), value)).collect()
 }
 
-/// The tokens that the driver asked for, as one attribute.
+/// The service account tokens that the CSIDriver requests, as one attribute.
 async fn tokens(
     order: &Order<'_>,
     about: Option<&CSIDriverSpec>,
@@ -742,7 +742,7 @@ mod tests {
     }
 
     #[test]
-    fn drivers_say_what_volumes_they_have() {
+    fn drivers_declare_lifecycle_modes() {
         let check = |mode: &'static str, listed: Option<&[&str]>, expected: Option<&str>| {
             let driver = listed.map(|modes| CSIDriverSpec {
                 volume_lifecycle_modes: Some(modes.iter().map(|mode| mode.to_string()).collect()),

@@ -1,7 +1,7 @@
-//! How the cluster sees this node's drivers: the CSINode object, the node's topology labels and the
+//! This node's CSI drivers in the API: the CSINode object, the node's topology labels and the
 //! annotation with its ids.
 //!
-//! In: drivers that come and go. Out: those objects, brought up to date.
+//! In: drivers that register and unregister. Out: updates of those objects.
 //! Upstream: `pkg/volume/csi/nodeinfomanager`.
 
 use std::collections::BTreeMap;
@@ -20,7 +20,7 @@ use super::Csi;
 use super::messages::NodeInfo;
 
 const IDS: &str = "csi.volume.kubernetes.io/nodeid";
-/// In-tree plugins whose volumes are drivers' business; schedulers count their limits by this.
+/// In-tree plugins that CSI drivers replace; the scheduler counts volume limits by this.
 const MIGRATED: &str = "storage.alpha.kubernetes.io/migrated-plugins";
 const MIGRATED_PLUGINS: &str = "kubernetes.io/aws-ebs,kubernetes.io/azure-disk,\
                                 kubernetes.io/azure-file,kubernetes.io/cinder,\
@@ -29,16 +29,16 @@ const MIGRATED_PLUGINS: &str = "kubernetes.io/aws-ebs,kubernetes.io/azure-disk,\
 /// Upstream: updateBackoff.
 const TRIES: u32 = 4;
 
-/// Makes the CSINode, as soon as there is a node.
+/// Creates the CSINode, as soon as the node exists.
 pub async fn keep(csi: Arc<Csi>) {
     let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(7));
     while let Err(error) = csi.csi_node().await {
-        tracing::debug!(error, "the CSINode is not there yet");
+        tracing::debug!(error, "failed to create the CSINode");
         tokio::time::sleep(backoff.step()).await;
     }
 }
 
-/// The driver of a CSINode.
+/// The driver's entry in a CSINode.
 fn entry(name: &str, info: &NodeInfo) -> CSINodeDriver {
     let topology = info.accessible_topology.clone().unwrap_or_default();
     let limit = i32::try_from(info.max_volumes_per_node).unwrap_or(i32::MAX);
@@ -50,7 +50,7 @@ fn entry(name: &str, info: &NodeInfo) -> CSINodeDriver {
     }
 }
 
-/// The annotation with this driver's id, or without it; `None`: nothing changes.
+/// The annotation with this driver's id added, or removed; `None`: nothing changes.
 fn ids(known: Option<&String>, driver: &str, id: Option<&str>) -> Option<Option<String>> {
     let old: BTreeMap<String, String> =
         known.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
@@ -66,7 +66,7 @@ fn ids(known: Option<&String>, driver: &str, id: Option<&str>) -> Option<Option<
 }
 
 impl Csi {
-    /// The driver is at this node's service.
+    /// Adds the driver to the node and its CSINode.
     pub(super) async fn install(&self, driver: &str, info: &NodeInfo) -> Result<(), String> {
         if info.node_id.is_empty() {
             return Err("error adding CSI driver node info: driverNodeID must not be empty".into());
@@ -89,7 +89,7 @@ impl Csi {
         })
     }
 
-    /// It is not any more.
+    /// Removes the driver from the node and its CSINode.
     pub(super) async fn uninstall(&self, driver: &str) -> Result<(), String> {
         let uninstall = self.update_csi_node(|drivers| {
             let before = drivers.len();
@@ -139,7 +139,7 @@ impl Csi {
         sent.await.map(drop).map_err(|error| error.text())
     }
 
-    /// Changes the drivers of the CSINode; `change` says whether it did anything.
+    /// Changes the drivers of the CSINode; `change` says whether it changed anything.
     async fn update_csi_node(
         &self,
         change: impl Fn(&mut Vec<CSINodeDriver>) -> bool,
@@ -163,7 +163,7 @@ impl Csi {
         ))
     }
 
-    /// The CSINode, made if need be. One of an earlier node of this name goes.
+    /// The CSINode, created if missing. One that belongs to an earlier node of this name is deleted.
     async fn csi_node(&self) -> Result<CSINode, String> {
         let nodes: Api<Node> = self.client.api(None);
         let objects: Api<CSINode> = self.client.api(None);
@@ -206,7 +206,7 @@ impl Csi {
     }
 }
 
-/// The uid of the node of that name that the object belongs to.
+/// The uid of the owner, if it is the node of that name.
 fn owner<'a>(object: &'a CSINode, node: &str) -> Option<&'a String> {
     let mut owners = object.metadata.owner_references.iter().flatten();
     owners.find(|one| one.kind == "Node" && one.name == node).map(|one| &one.uid)

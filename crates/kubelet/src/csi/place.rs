@@ -1,4 +1,4 @@
-//! Where a driver's volume is on this node: what is staged for all pods, what is published for one.
+//! The paths of a CSI volume on this node: staged once for all pods, published for each pod.
 //!
 //! ```text
 //!             a file system                                    a device (volumeMode: Block)
@@ -11,8 +11,8 @@
 //!                                                                <volume>, a link to it
 //! ```
 //!
-//! Invariants: paths are upstream's; the record is there before the driver is asked, and goes when the
-//! driver has given the volume back. A device has one record for all pods, and a link for each.
+//! Invariants: paths are upstream's; the record exists before the driver is called, and is removed
+//! after the driver unmounted the volume. A device has one record for all pods, and a link for each.
 //! Deviation: upstream also binds a device below `<volume>/dev` and holds it open by a loop device.
 //! Upstream: `csi_block.go`, `csi_mounter.go`.
 
@@ -26,7 +26,7 @@ use super::record::{self, PERSISTENT, VolumeData, entries, gone, last};
 
 const DEVICES: &str = "volumeDevices";
 
-/// What is staged.
+/// The paths of a staged volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stage {
     pub path: PathBuf,
@@ -35,13 +35,13 @@ pub struct Stage {
     is_device: bool,
 }
 
-/// What is published for a pod.
+/// The paths of a volume that is published for a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Published {
     pub path: PathBuf,
     /// The directory of its record.
     pub record: PathBuf,
-    /// The pod's, to a device.
+    /// The pod's link to a device.
     pub link: Option<PathBuf>,
 }
 
@@ -53,7 +53,7 @@ fn data(root: &Path, name: &str) -> PathBuf {
     devices(root).join(name).join("data")
 }
 
-/// Where a pod's links to devices are, by the plugin that has them.
+/// The directory of a pod's links to devices, by plugin.
 pub fn links(pod: &Path, plugin: &str) -> PathBuf {
     pod.join(DEVICES).join(format!("kubernetes.io~{plugin}"))
 }
@@ -70,13 +70,13 @@ impl Stage {
         Self { path, record: data(root, name), is_device: true }
     }
 
-    /// Forgets what is not staged any more, by a driver that stages or by one that does not.
+    /// Removes the paths of an unstaged volume, whether or not its driver stages.
     /// Upstream: removeMountDir, cleanupOrphanDeviceFiles.
     pub fn forget(&self) -> io::Result<()> {
         if !self.is_device {
             return record::remove_mount(&self.path);
         }
-        // What a driver left in its directory is no file system of anybody's.
+        // Files that a driver left in its directory belong to no mounted file system.
         for left in entries(&self.path) {
             gone(fs::remove_file(left))?;
         }
@@ -102,7 +102,7 @@ impl Published {
         Self { path, record: data(root, name), link }
     }
 
-    /// Makes what must be there before the driver publishes.
+    /// Creates the record, directories and link that must exist before the driver publishes.
     pub fn prepare(&self, record: &VolumeData) -> io::Result<()> {
         record::make_dir(&self.record)?;
         record.write(&self.record)?;
@@ -113,12 +113,12 @@ impl Published {
         Ok(())
     }
 
-    /// Removes a device's file: drivers do that themselves; one that does not shall not keep the pod.
+    /// Removes a device's file. Drivers do that themselves; one that does not must not block the pod.
     pub fn clear(&self) -> io::Result<()> {
         if self.link.is_some() { gone(fs::remove_file(&self.path)) } else { Ok(()) }
     }
 
-    /// Forgets what is not published any more. A device's record is its stage's to remove.
+    /// Removes the paths of an unpublished volume. A device's record is removed with its stage.
     pub fn forget(&self) -> io::Result<()> {
         let Some(link) = &self.link else { return record::remove_mount(&self.path) };
         self.clear()?;
@@ -126,7 +126,7 @@ impl Published {
     }
 }
 
-/// Makes a pod's link to a device; false: it was there.
+/// Makes a pod's link to a device; false if it existed.
 pub fn make_link(link: &Path, device: &Path) -> io::Result<bool> {
     if fs::read_link(link).is_ok_and(|known| known == device) {
         return Ok(false);
@@ -141,7 +141,7 @@ pub fn is_device(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|about| about.file_type().is_block_device())
 }
 
-/// A pod's volumes of drivers, with their names: what is published, and its record if there is one.
+/// A pod's CSI volumes, with their names: the paths, and the record if there is one.
 pub fn of_pod(root: &Path, pod: &Path) -> Vec<(String, Published, io::Result<Option<VolumeData>>)> {
     let mounts = entries(&record::pod_volumes(pod));
     let mounts = mounts.iter().map(|volume| Published::of_mount(pod, &last(volume)));
@@ -155,7 +155,7 @@ pub fn of_pod(root: &Path, pod: &Path) -> Vec<(String, Published, io::Result<Opt
     mounts.chain(devices).map(known).collect()
 }
 
-/// The volumes of a driver that an earlier kubelet staged.
+/// The volumes of a driver that are staged, by their records.
 pub fn staged(root: &Path, driver: &str) -> Vec<(Stage, VolumeData)> {
     let mounts = entries(&root.join("plugins").join(PLUGIN).join(driver));
     let mounts = mounts.into_iter().map(|record| {
@@ -171,7 +171,7 @@ pub fn staged(root: &Path, driver: &str) -> Vec<(Stage, VolumeData)> {
     mounts.chain(devices).filter_map(known).collect()
 }
 
-/// Whether a volume counts as attached by its record; upstream's of devices does not say a mode.
+/// Whether the record says that a volume is persistent; upstream's records of devices have no mode.
 pub fn is_persistent(data: &VolumeData) -> bool {
     data.mode.is_empty() || data.mode == PERSISTENT
 }
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_lie_where_upstream_has_them() {
+    fn devices_have_upstreams_paths() {
         let root = Path::new("/k");
         let stage = Stage::of_device(root, "pv");
         let devices = "/k/plugins/kubernetes.io/csi/volumeDevices";
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_leaves_nothing() {
+    fn a_forgotten_device_leaves_no_files() {
         let dir = tempfile::tempdir().expect("a directory");
         let (root, pod) = (dir.path(), dir.path().join("pods/u1"));
         let (stage, published) =

@@ -1,4 +1,4 @@
-//! What lies on the disk about mounted volumes: where, and whose they are.
+//! The records on disk about mounted volumes: where they are, and which pod uses them.
 //!
 //! ```text
 //! <root>/pods/<uid>/volumes/kubernetes.io~csi/<volume>/mount          published here
@@ -7,7 +7,7 @@
 //! <root>/plugins/kubernetes.io/csi/<driver>/<sha256 of the handle>/vol_data.json
 //! ```
 //!
-//! Invariant: names and fields are upstream's, so that either kubelet finds what the other left.
+//! Invariant: names and fields are upstream's, so that either kubelet can read the other's records.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -24,7 +24,7 @@ const FILE: &str = "vol_data.json";
 pub const PERSISTENT: &str = "Persistent";
 pub const EPHEMERAL: &str = "Ephemeral";
 
-/// `vol_data.json`; a staged volume's has the driver and the handle only.
+/// `vol_data.json`; a staged volume's record has the driver and the handle only.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct VolumeData {
@@ -41,7 +41,7 @@ pub struct VolumeData {
 }
 
 impl VolumeData {
-    /// `None`: there is no record. One that cannot be read is an error, for it is somebody's volume.
+    /// `None`: there is no record. An unreadable record is an error, because a volume depends on it.
     pub fn read(dir: &Path) -> io::Result<Option<Self>> {
         match fs::read(dir.join(FILE)) {
             Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(io::Error::other),
@@ -65,7 +65,7 @@ pub fn hash(text: &str) -> String {
     Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The handle of a volume that a pod brings along.
+/// The handle of an inline volume.
 pub fn inline_handle(pod_uid: &str, volume: &str) -> String {
     format!("csi-{}", hash(&format!("{pod_uid}{volume}")))
 }
@@ -79,7 +79,7 @@ pub fn staging_path(root: &Path, driver: &str, handle: &str) -> PathBuf {
     root.join("plugins").join(PLUGIN).join(driver).join(hash(handle)).join("globalmount")
 }
 
-/// Where a pod's volumes of drivers are.
+/// The directory of a pod's CSI volumes.
 pub fn pod_volumes(pod: &Path) -> PathBuf {
     pod.join("volumes").join("kubernetes.io~csi")
 }
@@ -88,8 +88,8 @@ pub fn make_dir(path: &Path) -> io::Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o750).create(path)
 }
 
-/// Removes the directory of a mount that was undone, its record and the directory around both.
-/// What is still mounted, or has files in it, stays with its record.
+/// Removes the directory of an unmounted volume, its record and the directory around both.
+/// A directory that is still mounted, or has files in it, stays with its record.
 /// Upstream: removeMountDir.
 pub fn remove_mount(target: &Path) -> io::Result<()> {
     gone(fs::remove_dir(target))?;

@@ -1,18 +1,18 @@
-//! Plugins that register by putting a socket into `<root>/plugins_registry`.
+//! Plugins that register with a socket in `<root>/plugins_registry`.
 //!
 //! ```text
 //! socket appears ─► GetInfo ─► versions? ─► NodeGetInfo ─► CSINode ─► NotifyRegistrationStatus
-//!       │ it failed: told to the plugin, again after 500 ms … 2 min
-//! socket goes, or is another one ─► the driver leaves CSINode
+//!       │ on failure: report it to the plugin, retry after 500 ms … 2 min
+//! socket is removed or replaced ─► the driver leaves CSINode
 //! ```
 //!
-//! Storage drivers are told apart from drivers of devices and device plugins by what `GetInfo` says.
+//! `GetInfo` tells whether a plugin is a CSI driver, a DRA driver or a device plugin.
 //!
-//! In: inotify. Out: drivers in [`Csi`], [`Devices`] and [`DevicePlugins`], and what the cluster knows
-//! of them.
-//! Invariants: one task per socket; a socket that takes the place of another waits until that one is
-//! undone; a kubelet that ends unregisters nobody.
-//! Upstream: `pkg/kubelet/pluginmanager`. Deviation: directories below that one are not looked into.
+//! In: inotify. Out: drivers in [`Csi`], [`Devices`] and [`DevicePlugins`], and their objects in the
+//! API.
+//! Invariants: one task per socket; a socket that replaces another waits until that one is
+//! unregistered; a kubelet that stops unregisters no plugin.
+//! Upstream: `pkg/kubelet/pluginmanager`. Deviation: subdirectories are ignored.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -37,17 +37,17 @@ const NOTIFY_LIMIT: Duration = Duration::from_secs(5);
 const RETRY: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(120)];
 const RESCAN: Duration = Duration::from_secs(60);
 
-/// What tells one socket from another of the same name: inode, and when it was made.
+/// Tells sockets of the same name apart: inode and creation time.
 type Identity = (u64, i64, i64);
 
 struct Known {
     identity: Identity,
     gone: watch::Sender<bool>,
-    /// Resolves when everything about it is undone.
+    /// Resolves when the plugin is unregistered.
     undone: oneshot::Receiver<()>,
 }
 
-/// What plugins can be.
+/// The managers of the three types of plugins.
 #[derive(Clone)]
 pub struct Plugins {
     pub csi: Arc<Csi>,
@@ -55,19 +55,19 @@ pub struct Plugins {
     pub device_plugins: Arc<DevicePlugins>,
 }
 
-/// What would have to be undone.
+/// A registration that must be undone.
 enum Claimed {
-    /// A storage driver's name.
+    /// A CSI driver's name.
     Storage(String),
     Devices(devices::Registered),
     DevicePlugin(device_plugins::Registered),
 }
 
-/// Follows the directory for ever.
+/// Watches the directory; never returns.
 pub async fn watch(plugins: Plugins, tasks: Tasks) {
     let dir = plugins.csi.root.join("plugins_registry");
     if let Err(error) = record::make_dir(&dir) {
-        tracing::error!(dir = %dir.display(), %error, "no plugins can register");
+        tracing::error!(dir = %dir.display(), %error, "failed to create the directory for plugin registration");
         return;
     }
     let watcher = FileWatch::directory(&dir).ok();
@@ -107,7 +107,7 @@ fn sockets(dir: &Path) -> BTreeMap<PathBuf, Identity> {
     entries.filter_map(socket).collect()
 }
 
-/// One socket, from its appearance to its end.
+/// Follows one socket, from its creation to its removal.
 async fn follow(
     plugins: Plugins,
     socket: PathBuf,
@@ -116,7 +116,7 @@ async fn follow(
     done: oneshot::Sender<()>,
 ) {
     if let Some(after) = after {
-        // An error says the same: nobody works on the one before.
+        // An error also means that the earlier socket's task has ended.
         let _ = after.await;
     }
     let mut claimed = None;
@@ -134,21 +134,21 @@ async fn follow(
     }
 }
 
-/// Resolves when the socket is gone. The kubelet's end is no such news.
+/// Resolves when the socket is removed. It ignores the end of the kubelet.
 async fn told(gone: &mut watch::Receiver<bool>) {
     if gone.wait_for(|gone| *gone).await.is_err() {
         std::future::pending::<()>().await;
     }
 }
 
-/// Never ends: what it did is undone by whoever drops it, and finds it in `claimed`.
+/// Never returns. The caller drops it, and then undoes the registration in `claimed`.
 async fn keep_registered(plugins: &Plugins, socket: &Path, claimed: &mut Option<Claimed>) {
     let mut backoff = Backoff::new(RETRY[0], RETRY[1]);
     loop {
         match register(plugins, socket, claimed).await {
             Ok(()) => std::future::pending::<()>().await,
             Err(error) => {
-                tracing::warn!(socket = %socket.display(), error, "a plugin is not registered");
+                tracing::warn!(socket = %socket.display(), error, "failed to register the plugin");
                 if let Some(claimed) = claimed.take() {
                     plugins.unregister(claimed).await;
                 }
@@ -174,7 +174,7 @@ async fn register(
         "CSIPlugin" => plugins.csi.register(&info, socket, claimed).await,
         "DRAPlugin" => plugins.devices.register(&info, socket).map(|registered| {
             *claimed = Some(Claimed::Devices(registered));
-            // Pods may have waited for it.
+            // Pods may wait for this plugin.
             plugins.csi.changed.send_replace(());
         }),
         "DevicePlugin" => plugins.device_plugins.register(&info, socket).await.map(|registered| {
@@ -199,7 +199,7 @@ async fn register(
 }
 
 impl Plugins {
-    /// What is left is a driver of devices without a plugin.
+    /// Returns the plugin if a DRA driver has lost its last plugin.
     async fn unregister(&self, claimed: Claimed) -> Option<devices::Registered> {
         match claimed {
             Claimed::Storage(name) => {
@@ -215,7 +215,7 @@ impl Plugins {
     }
 }
 
-/// The highest version that is CSI v1; older ones are not spoken any more, newer ones not yet.
+/// The highest version that is CSI v1, the only version that is supported.
 fn highest(versions: &[String]) -> Option<(u64, u64, u64)> {
     let parse = |text: &String| {
         let mut parts = text.trim().trim_start_matches('v').split('.').map(str::parse::<u64>);
@@ -226,7 +226,7 @@ fn highest(versions: &[String]) -> Option<(u64, u64, u64)> {
 }
 
 impl Csi {
-    /// `claimed` is the driver's name from the moment on where something would have to be undone.
+    /// Sets `claimed` as soon as there is something to undo.
     async fn register(
         &self,
         info: &PluginInfo,
@@ -263,7 +263,7 @@ impl Csi {
         self.drivers().insert(name.clone(), driver.clone());
         let about = driver.info().await.map_err(|error| failed(error.to_string()))?;
         self.install(name, &about).await.map_err(failed)?;
-        tracing::info!(driver = name, endpoint = %endpoint.display(), "a CSI driver registered");
+        tracing::info!(driver = name, endpoint = %endpoint.display(), "registered the CSI driver");
         self.reclaim(&driver).await;
         self.changed.send_replace(());
         Ok(())
@@ -272,8 +272,10 @@ impl Csi {
     async fn unregister(&self, name: &str) {
         self.drivers().remove(name);
         match self.uninstall(name).await {
-            Ok(()) => tracing::info!(driver = name, "a CSI driver left"),
-            Err(error) => tracing::warn!(driver = name, error, "a CSI driver left"),
+            Ok(()) => tracing::info!(driver = name, "unregistered the CSI driver"),
+            Err(error) => {
+                tracing::warn!(driver = name, error, "failed to unregister the CSI driver")
+            }
         }
     }
 }

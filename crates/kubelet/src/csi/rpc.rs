@@ -1,7 +1,7 @@
-//! gRPC to the socket of a plugin, and how its failures read.
+//! gRPC calls to the socket of a plugin, with the error texts of gRPC for Go.
 //!
-//! In: a call's name, a message. Out: the answer, or an error in the words of gRPC for Go, which
-//! people search for.
+//! In: a call's name, a message. Out: the answer, or an error in the words of gRPC for Go, because
+//! people search for those.
 
 use std::error::Error as _;
 use std::io;
@@ -16,16 +16,16 @@ use tonic::{Code, Request, Status, Streaming};
 use tonic_prost::ProstCodec;
 
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
-/// Where the kernel cuts a socket's path.
+/// The kernel's limit of a socket's path.
 const SOCKET_PATH: usize = 108;
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("rpc error: code = {code} desc = {text}")]
 pub struct RpcError {
-    /// As Go spells it.
+    /// In Go's spelling.
     pub code: String,
     pub text: String,
-    /// The plugin has decided: nothing of the call is going on any more.
+    /// The plugin has finished the call: none of its work goes on.
     /// Upstream: isFinalError.
     pub is_final: bool,
 }
@@ -43,13 +43,13 @@ impl RpcError {
 }
 
 impl RpcError {
-    /// Nobody answered there.
+    /// The plugin could not be reached.
     pub fn is_unavailable(&self) -> bool {
         self.code == "Unavailable"
     }
 }
 
-/// One connection, made at the first call and again after it was lost. Clones share it.
+/// A connection that is made at the first call, and again after it was lost. Clones share it.
 #[derive(Clone)]
 pub struct Rpc {
     grpc: Grpc<Channel>,
@@ -72,7 +72,7 @@ impl Rpc {
         Ok(Self { grpc: Grpc::new(channel), socket: socket.into() })
     }
 
-    /// One request, one answer. The limit is told to the plugin, too.
+    /// A unary call. The plugin, too, gets the deadline.
     pub async fn call<Q, A>(
         &self,
         path: &'static str,
@@ -97,7 +97,7 @@ impl Rpc {
         })
     }
 
-    /// One request, answers until the plugin ends the stream or is gone.
+    /// A call that answers until the plugin ends the stream or exits.
     pub async fn stream<Q, A>(
         &self,
         path: &'static str,
@@ -121,7 +121,7 @@ impl Rpc {
         }
     }
 
-    /// There was no answer.
+    /// The error of a call without an answer.
     fn lost(&self, error: &(dyn std::error::Error + 'static)) -> RpcError {
         let mut cause = error;
         while let Some(source) = cause.source() {
@@ -156,7 +156,7 @@ mod tests {
         let rpc = Rpc::new(&socket).expect("an endpoint");
         let call = rpc.call("/csi.v1.Node/NodeGetInfo", Nothing {}, testkit::wait::LONG);
         let answer: Result<Nothing, RpcError> = call.await;
-        let error = answer.expect_err("nobody is there");
+        let error = answer.expect_err("no plugin listens");
         let expected = format!(
             "rpc error: code = Unavailable desc = connection error: desc = \"transport: Error \
              while dialing: dial unix {}: connect: no such file or directory\"",

@@ -1,4 +1,4 @@
-//! How full drivers' volumes are, for `/stats/summary`.
+//! The usage of CSI volumes, for `/stats/summary`.
 
 use super::{Csi, place};
 
@@ -16,8 +16,8 @@ pub struct Usage {
 }
 
 impl Csi {
-    /// What the driver says of a pod's volume, by the pod's name for it. `None`: not a driver's, or it
-    /// cannot tell.
+    /// The driver's usage of a pod's volume, by its name in the pod. `None`: not a CSI volume, or the
+    /// driver reports none.
     pub async fn usage(&self, pod_uid: &str, name: &str) -> Option<Usage> {
         let key = {
             let uses = self.uses();

@@ -1,7 +1,7 @@
-//! Devices for the containers of a pod: chosen and asked for before it starts, handed to the runtime
-//! when a container does.
+//! Devices for the containers of a pod: allocated before the pod starts, passed to the runtime when a
+//! container starts.
 //!
-//! In: pods, and what plugins answer. Out: the table's entries; [`Extras`] for a container.
+//! In: pods, and the plugins' answers. Out: the table's entries; [`Extras`] for a container.
 //! Upstream: `allocateContainerResources`, `GetDeviceRunContainerOptions`, `deviceRunContainerOptions`.
 
 use std::collections::BTreeSet;
@@ -18,13 +18,13 @@ use super::{DevicePlugins, State};
 use crate::names;
 use crate::resources::units;
 
-/// Why a pod fails that does not get its devices.
+/// The reason of a pod that fails because it gets no devices.
 pub const REFUSED: &str = "UnexpectedAdmissionError";
 
-/// How long a pod waits for those to end that nobody wants any more.
+/// How long a pod waits for the devices of pods that are terminating.
 const ENDING_LIMIT: Duration = Duration::from_secs(60);
 
-/// What plugins have a container get, beside what its spec says.
+/// What plugins add to a container, beside its spec.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Extras {
     pub envs: Vec<(String, String)>,
@@ -35,7 +35,7 @@ pub struct Extras {
 }
 
 impl Extras {
-    /// The first to say something of a name is heard.
+    /// The first value of a name wins.
     fn add(&mut self, answer: &Allocated) {
         let add = |all: &mut Vec<(String, String)>, key: &String, value: &String| {
             if !all.iter().any(|(known, _)| known == key) {
@@ -71,7 +71,7 @@ impl Extras {
     }
 }
 
-/// A claim of the pod has devices for this resource of this container.
+/// Whether a resource claim of the pod provides this resource to the container.
 fn is_of_a_claim(pod: &Pod, container: &str, resource: &str) -> bool {
     let status = pod.status.as_ref().and_then(|one| one.extended_resource_claim_status.as_ref());
     status.is_some_and(|status| {
@@ -86,7 +86,7 @@ fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
 }
 
 impl State {
-    /// What a container asks plugins for. Limits: of extended resources they equal the requests.
+    /// The container's requests of plugin resources. For extended resources, limits equal requests.
     fn asked(&self, pod: &Pod, container: &Container) -> Vec<(String, usize)> {
         let limits = container.resources.iter().flat_map(|all| all.limits.iter().flatten());
         let is_ours = |resource: &str| {
@@ -108,7 +108,7 @@ impl State {
         })
     }
 
-    /// Do pods that are about to end have what the container lacks?
+    /// Whether terminating pods hold devices that the container lacks.
     fn can_wait(&self, pod: &Pod, container: &Container) -> bool {
         let name = &container.name;
         self.asked(pod, container).iter().any(|(resource, required)| {
@@ -117,7 +117,7 @@ impl State {
         })
     }
 
-    /// The plugin to ask.
+    /// The plugin of a resource.
     fn plugin(&self, resource: &str) -> Result<Arc<Plugin>, String> {
         let known = self.plugins.get(resource);
         let known = known.ok_or_else(|| format!("unknown Device Plugin {resource}"))?;
@@ -129,13 +129,13 @@ impl State {
 }
 
 impl DevicePlugins {
-    /// Does the pod ask for anything of a plugin's?
+    /// Whether the pod requests resources of device plugins.
     pub fn concerns(&self, pod: &Pod) -> bool {
         let state = self.state();
         containers(pod).any(|container| !state.asked(pod, container).is_empty())
     }
 
-    /// Devices for all containers of a pod that is to start. An error is why it must not.
+    /// Allocates devices for all containers of a new pod. An error means that the pod must not start.
     pub async fn admit(&self, pod: &Pod) -> Result<(), String> {
         let deadline = Instant::now() + ENDING_LIMIT;
         for container in containers(pod) {
@@ -146,7 +146,7 @@ impl DevicePlugins {
         Ok(())
     }
 
-    /// Waits while devices that the container lacks are about to be free.
+    /// Waits while terminating pods may free the devices that the container lacks.
     async fn wait_for_room(&self, pod: &Pod, container: &Container, deadline: Instant) {
         let mut freed = self.freed.subscribe();
         while self.state().can_wait(pod, container) {
@@ -168,14 +168,14 @@ impl DevicePlugins {
                 }
             }
         }
-        // What the container did get is its own, though the rest is missing.
+        // The container keeps the devices that it did get, though others are missing.
         if is_news {
             self.save(&self.state());
         }
         done
     }
 
-    /// Whether the container got anything.
+    /// True if the container got any device.
     async fn allocate_one(
         &self,
         pod: &Pod,
@@ -202,7 +202,7 @@ impl DevicePlugins {
         refused.map_or(Ok(true), Err)
     }
 
-    /// What the plugin would choose, if it wants to be asked.
+    /// The plugin's preferred devices, if it offers GetPreferredAllocation.
     async fn preferred(&self, resource: &str, room: Room) -> Result<Vec<String>, String> {
         if room.reused.len() == room.required {
             return Ok(vec![]);
@@ -224,7 +224,7 @@ impl DevicePlugins {
         plugin.preferred(asked).await
     }
 
-    /// What a container gets that is about to start.
+    /// The additions for a container that is about to start.
     pub async fn extras(&self, pod: &Pod, container: &Container) -> Result<Extras, String> {
         let uid = names::uid(pod);
         let asked = self.state().asked(pod, container);
@@ -249,7 +249,7 @@ impl DevicePlugins {
             let state = self.state();
             match state.plugins.get(resource) {
                 Some(known) if known.options.pre_start_required => {}
-                // Of one that an earlier kubelet knew nobody knows whether it wants to be asked.
+                // Only an earlier kubelet knew whether this plugin requires PreStartContainer.
                 None if !state.table.counts(resource) => {
                     return Err(format!(
                         "endpoint not found in cache for a registered resource: {resource}"
@@ -277,7 +277,7 @@ mod tests {
     use crate::device_plugins::messages::{CdiDevice, DeviceSpec, Mount};
 
     #[test]
-    fn what_two_plugins_say_is_put_together() {
+    fn answers_of_two_plugins_are_merged() {
         let answer = |value: &str, path: &str| Allocated {
             envs: [("KEY".to_owned(), value.to_owned())].into(),
             annotations: [(format!("a-{value}"), value.to_owned())].into(),

@@ -1,4 +1,4 @@
-//! What device plugins did, in Prometheus' text format. Upstream: `pkg/kubelet/metrics`.
+//! Metrics of device plugins, in Prometheus' text format. Upstream: `pkg/kubelet/metrics`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -10,7 +10,7 @@ use client::Histogram;
 /// Prometheus' default buckets, in seconds.
 const SECONDS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
-/// By resource. Held for single counts and scrapes.
+/// By resource. Locked for single counts and scrapes.
 #[derive(Default)]
 pub struct Counts {
     registrations: Mutex<BTreeMap<String, u64>>,

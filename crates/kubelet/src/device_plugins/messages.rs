@@ -1,11 +1,11 @@
-//! The messages of device plugins, v1beta1: registration, and what a plugin is asked. Field numbers
+//! The messages of device plugins, v1beta1: registration, and the calls to a plugin. Field numbers
 //! are the protocol's.
 
 use std::collections::BTreeMap;
 
 use prost::Message;
 
-/// Health of a device that can be given out; everything else is unhealthy.
+/// The health of a device that can be allocated; every other value is unhealthy.
 pub const HEALTHY: &str = "Healthy";
 
 #[derive(Clone, PartialEq, Eq, Message)]
@@ -20,7 +20,7 @@ pub struct Options {
 pub struct RegisterRequest {
     #[prost(string, tag = "1")]
     pub version: String,
-    /// A name in the folder of sockets.
+    /// A file name in the directory of sockets.
     #[prost(string, tag = "2")]
     pub endpoint: String,
     #[prost(string, tag = "3")]
@@ -85,7 +85,7 @@ pub struct PreferredAnswer {
     pub containers: Vec<Ids>,
 }
 
-/// Devices of one container, in a question about an allocation and in an answer to one.
+/// Devices of one container, in an allocation's request and answer.
 #[derive(Clone, PartialEq, Message)]
 pub struct Ids {
     #[prost(string, repeated, tag = "1")]

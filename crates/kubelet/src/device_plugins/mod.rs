@@ -1,4 +1,4 @@
-//! Device plugins: programs that have devices of this node and say what containers need to use them.
+//! Device plugins: programs that provide devices of this node and set containers up to use them.
 //!
 //! ```text
 //!  device-plugins/kubelet.sock ◄─ Register ── plugin          (or plugins_registry/*.sock)
@@ -11,12 +11,12 @@
 //! ```
 //!
 //! In: sockets, pods. Out: devices for containers, amounts for the node, the record on the disk.
-//! Invariants: the record is written before a container starts; a plugin that another one replaced
-//! changes nothing any more; while a plugin is asked nobody else waits.
-//! A pod that the API forgot has its devices until its containers have ended: its successor waits for
-//! that, for a while. Upstream gives them away at once.
-//! Upstream: `pkg/kubelet/cm/devicemanager`. Deviation: NUMA nodes are told, not chosen by: there is no
-//! topology manager. Of devices that are as good as others those with the least names are taken.
+//! Invariants: the record is written before a container starts; a replaced plugin has no effect any
+//! more; a call to one plugin blocks no other.
+//! A pod that was deleted from the API keeps its devices until its containers have ended. The next pod
+//! waits for that, up to a limit. Upstream frees the devices at once.
+//! Upstream: `pkg/kubelet/cm/devicemanager`. Deviation: there is no topology manager, so NUMA nodes are
+//! reported but do not influence the choice. Among equal devices, those with the lowest names are taken.
 
 mod allocate;
 mod counts;
@@ -45,19 +45,19 @@ pub use registration::{Registered, serve};
 pub use table::{Amounts, NO_NODE};
 use table::{News, Table};
 
-/// The node's status is not hurried more often than this by what one plugin lists.
+/// The lists of one plugin update the node's status at most once in this time.
 const HURRY_PAUSE: Duration = Duration::from_secs(1);
 
 pub struct DevicePlugins {
-    /// Where sockets and the record are.
+    /// The directory of sockets and the record.
     dir: PathBuf,
-    /// Held for look-ups and to write the file, never across await.
+    /// Held for look-ups and while the file is written, never across await.
     state: Mutex<State>,
-    /// Told when the node's status has to be written.
+    /// Notified when the node's status must be updated.
     hurry: Arc<Notify>,
-    /// Told when the health of a device that a pod has changed.
+    /// Notified when the health of an allocated device changed.
     pub changed: watch::Sender<()>,
-    /// Told when devices became free, or a pod's to keep.
+    /// Notified when devices became free, or when a pod is to keep its devices.
     freed: watch::Sender<()>,
     pub counts: Counts,
     /// No kubelet kept a record here before.
@@ -67,13 +67,13 @@ pub struct DevicePlugins {
 
 struct State {
     table: Table,
-    /// By resource; those that stopped stay until the resource counts no more.
+    /// By resource; stopped plugins stay until their resource is removed.
     plugins: BTreeMap<String, Arc<Plugin>>,
-    /// Pods that nobody wants any more, as far as is known: their devices are about to be free.
+    /// Pods that are terminating as far as is known: their devices become free soon.
     unwanted: BTreeSet<String>,
 }
 
-/// A device of a container, or of the node.
+/// A device, with its NUMA nodes.
 pub struct Told {
     pub resource: String,
     pub id: String,
@@ -102,14 +102,14 @@ impl DevicePlugins {
         self.state.lock().expect("no panic while held")
     }
 
-    /// A record that is not written costs the devices of pods if the kubelet ends before the next one.
+    /// If this fails and the kubelet restarts before the next write, pods lose their devices.
     fn save(&self, state: &State) {
         if let Err(error) = record::write(&self.dir, &state.table) {
-            tracing::error!(dir = %self.dir.display(), %error, "devices of pods are not recorded");
+            tracing::error!(dir = %self.dir.display(), %error, "failed to record the devices of pods");
         }
     }
 
-    /// A plugin that can be asked has this resource from now on.
+    /// Connects to a plugin, which provides this resource from now on.
     async fn connect(
         self: &Arc<Self>,
         resource: &str,
@@ -123,14 +123,14 @@ impl DevicePlugins {
                 old.replaced.notify_one();
             }
         }
-        tracing::info!(resource, socket = %socket.display(), "a device plugin registered");
+        tracing::info!(resource, socket = %socket.display(), "registered the device plugin");
         let (own, resource, followed) = (self.clone(), resource.to_owned(), plugin.clone());
         self.tasks.spawn("device-plugin", async move {
             tokio::select! {
                 biased;
                 () = followed.replaced.notified() => {}
                 why = own.follow(&resource, &followed) => {
-                    tracing::warn!(resource, error = why, "a device plugin stopped");
+                    tracing::warn!(resource, error = why, "the device plugin stopped");
                     own.disconnect(&resource, &followed);
                 }
             }
@@ -138,13 +138,13 @@ impl DevicePlugins {
         Ok(plugin)
     }
 
-    /// Hears what a plugin has; ends with it, and says why.
+    /// Follows the plugin's ListAndWatch stream; returns why it ended.
     async fn follow(&self, resource: &str, plugin: &Arc<Plugin>) -> String {
         let mut stream = match plugin.list_and_watch().await {
             Ok(stream) => stream,
             Err(error) => return error.to_string(),
         };
-        // When the node's status may be hurried, and when it has to be.
+        // The earliest time at which the node's status may be updated, and the time at which it must be.
         let (mut rested, mut due) = (Instant::now(), None);
         loop {
             let message = tokio::select! {
@@ -167,10 +167,10 @@ impl DevicePlugins {
         }
     }
 
-    /// True when the node has other amounts now.
+    /// True if the node's amounts changed.
     fn listed(&self, resource: &str, plugin: &Arc<Plugin>, devices: Vec<Device>) -> bool {
         let mut state = self.state();
-        // One that stopped may have said something before that is heard only now.
+        // A stopped plugin's last list may arrive late.
         if !state.has(resource, plugin) || state.table.is_stopped(resource) {
             return false;
         }
@@ -181,7 +181,7 @@ impl DevicePlugins {
         }
         drop(state);
         if record || amounts {
-            tracing::info!(resource, devices = count, "a device plugin says what it has");
+            tracing::info!(resource, devices = count, "the device plugin listed its devices");
         }
         if health {
             self.changed.send_replace(());
@@ -189,7 +189,7 @@ impl DevicePlugins {
         amounts
     }
 
-    /// The plugin is gone, unless another one took its place already.
+    /// Removes the plugin, unless another one has replaced it.
     fn disconnect(&self, resource: &str, plugin: &Arc<Plugin>) {
         let mut state = self.state();
         if state.has(resource, plugin) {
@@ -199,7 +199,7 @@ impl DevicePlugins {
         }
     }
 
-    /// What the node has of all this.
+    /// The node's amounts of all plugin resources.
     pub fn amounts(&self) -> Amounts {
         let mut state = self.state();
         let (amounts, has_gone) = state.table.amounts(Instant::now());
@@ -212,27 +212,27 @@ impl DevicePlugins {
         amounts
     }
 
-    /// The node's status says 0 of these resources: what does not count needs no further word.
+    /// Records that the node's status says 0 of these resources, so that they are not reported again.
     pub fn told(&self, is_none: impl Fn(&str) -> bool) {
         self.state().table.told(is_none);
     }
 
-    /// Do plugins decide who has this resource?
+    /// Whether device plugins provide this resource.
     pub fn is_known(&self, resource: &str) -> bool {
         self.state().table.is_known(resource)
     }
 
-    /// The pods that have devices.
+    /// The pods that hold devices.
     pub fn pods(&self) -> BTreeSet<String> {
         self.state().table.pods().keys().cloned().collect()
     }
 
-    /// Does each container of the pod have what it asks for?
+    /// Whether each container of the pod has all the devices that it requests.
     pub fn has_all(&self, pod: &Pod) -> bool {
         self.state().has_all(pod)
     }
 
-    /// Somebody wants the pod, or nobody does any more: then it ends, and its devices become free.
+    /// Marks a pod as wanted, or as terminating: then its devices become free.
     pub fn want(&self, pod: &str, is_wanted: bool) {
         let mut state = self.state();
         let is_news = match is_wanted {
@@ -245,7 +245,7 @@ impl DevicePlugins {
         }
     }
 
-    /// A pod is over.
+    /// Frees the devices of a pod that has ended.
     pub fn forget(&self, pod: &str) {
         let mut state = self.state();
         state.unwanted.remove(pod);
@@ -256,7 +256,7 @@ impl DevicePlugins {
         }
     }
 
-    /// All pods but these are over.
+    /// Frees the devices of all pods but these.
     pub fn keep_only(&self, pods: &BTreeSet<String>) {
         let mut state = self.state();
         state.unwanted.retain(|uid| pods.contains(uid));
@@ -267,8 +267,8 @@ impl DevicePlugins {
         }
     }
 
-    /// How the devices of containers are; of a pod that has given them back, what was told `before`.
-    /// Upstream: `UpdateAllocatedResourcesStatus`.
+    /// Writes the health of allocated devices into `status`; a pod that has freed its devices keeps those
+    /// of `before`. Upstream: `UpdateAllocatedResourcesStatus`.
     pub fn tell(&self, pod: &str, before: &PodStatus, status: &mut PodStatus) {
         let state = self.state();
         let is_forgotten = !state.table.pods().contains_key(pod);
@@ -304,7 +304,7 @@ impl DevicePlugins {
     pub fn of_container(&self, pod: &str, container: &str) -> Vec<Told> {
         let mut all: BTreeMap<(String, String), Vec<i64>> = BTreeMap::new();
         let state = self.state();
-        // What a plugin is still asked for is nobody's yet.
+        // A device whose plugin has not answered yet is not allocated.
         let given = state.table.of_container(pod, container);
         for (resource, given) in given.filter(|(_, given)| given.answer.is_some()) {
             for (node, ids) in &given.devices {
@@ -318,7 +318,7 @@ impl DevicePlugins {
         told.collect()
     }
 
-    /// All that could be given out, given out or not.
+    /// All healthy devices, allocated or not.
     pub fn healthy(&self) -> Vec<Told> {
         let state = self.state();
         let all = state.table.healthy().into_iter().map(|(resource, id, device)| Told {
@@ -376,7 +376,7 @@ mod tests {
             Self { plugins: Arc::new(plugins), hurry, dir }
         }
 
-        /// A plugin that nobody follows.
+        /// A plugin whose list is not followed.
         fn plugin(&self, resource: &str, pre_start_required: bool) -> Arc<Plugin> {
             let socket = self.dir.path().join("x.sock");
             let options = messages::Options { pre_start_required, ..messages::Options::default() };
@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_said_again_is_no_news() {
+    async fn an_unchanged_list_changes_nothing() {
         let bench = Bench::new();
         let plugin = bench.plugin(RES, false);
         let check = |ids: &[&str], ill: bool, amounts: bool, saved: bool| {
@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_plugin_that_stopped_is_not_heard() {
+    async fn a_stopped_plugin_has_no_effect() {
         let bench = Bench::new();
         let plugin = bench.plugin(RES, false);
         assert!(bench.plugins.listed(RES, &plugin, devices(&["a"])));
@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_has_to_be_prepared_is_not_used_without_its_plugin() {
+    async fn pre_start_needs_the_plugin() {
         let bench = Bench::new();
         let owner = pod("1", &[RES]);
         let plugin = bench.plugin(RES, true);
@@ -460,7 +460,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_part_is_not_all() {
+    async fn some_devices_are_not_all() {
         let bench = Bench::new();
         for resource in [RES, OTHER] {
             let plugin = bench.plugin(resource, false);
@@ -484,7 +484,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_given_back_is_still_told() {
+    async fn freed_devices_stay_in_the_status() {
         let bench = Bench::new();
         let plugin = bench.plugin(RES, false);
         bench.plugins.listed(RES, &plugin, devices(&["a"]));

@@ -1,4 +1,4 @@
-//! The kubelet's end of a connection to a device plugin.
+//! The kubelet's connection to a device plugin.
 //!
 //! In: a socket, devices. Out: the plugin's options, its lists of devices, its answers.
 //! Upstream: `plugin/v1beta1/client.go`, `endpoint.go`.
@@ -23,7 +23,7 @@ const CONNECT: Duration = Duration::from_secs(10);
 const CONNECT_RETRY: [Duration; 2] = [Duration::from_millis(20), Duration::from_secs(1)];
 /// Upstream: `KubeletPreStartContainerRPCTimeoutInSecs`.
 const PRE_START_LIMIT: Duration = Duration::from_secs(30);
-/// Deviation: upstream waits for ever, and starts no other pod meanwhile.
+/// Deviation: upstream has no timeout here, and starts no other pod meanwhile.
 const ALLOCATE_LIMIT: Duration = Duration::from_secs(600);
 
 const GET_OPTIONS: &str = "/v1beta1.DevicePlugin/GetDevicePluginOptions";
@@ -35,11 +35,11 @@ const PRE_START: &str = "/v1beta1.DevicePlugin/PreStartContainer";
 pub struct Plugin {
     rpc: Rpc,
     pub options: Options,
-    /// Told when another plugin took its place.
+    /// Notified when another plugin has replaced this one.
     pub replaced: Notify,
 }
 
-/// Asks what the plugin can do; waits for it to listen.
+/// Reads the plugin's options; waits until it listens.
 pub async fn connect(socket: &Path) -> Result<Plugin, String> {
     let rpc = Rpc::new(socket).map_err(|error| format!("failed to dial device plugin: {error}"))?;
     let deadline = Instant::now() + CONNECT;
@@ -59,7 +59,7 @@ pub async fn connect(socket: &Path) -> Result<Plugin, String> {
     Ok(Plugin { rpc, options, replaced: Notify::new() })
 }
 
-/// One that is taken to be there.
+/// A plugin that is not contacted.
 #[cfg(test)]
 pub fn unasked(socket: &Path, options: Options) -> Result<Plugin, String> {
     let rpc = Rpc::new(socket).map_err(|error| error.to_string())?;
@@ -71,12 +71,12 @@ impl Plugin {
         self.rpc.stream(LIST_AND_WATCH, Nothing {}).await
     }
 
-    /// Why a stream ended.
+    /// The error with which a stream ended.
     pub fn error(&self, status: &tonic::Status) -> RpcError {
         self.rpc.error(status)
     }
 
-    /// What a container needs for these devices.
+    /// Calls Allocate: how a container uses these devices.
     pub async fn allocate(&self, devices: Vec<String>) -> Result<Allocated, String> {
         let request = AllocateRequest { containers: vec![Ids { devices }] };
         let call = self.rpc.call(ALLOCATE, request, ALLOCATE_LIMIT).await;

@@ -1,14 +1,14 @@
-//! Who has which device, on the disk: `<root>/device-plugins/kubelet_internal_checkpoint`.
+//! The record of allocated devices: `<root>/device-plugins/kubelet_internal_checkpoint`.
 //!
 //! ```text
 //! {"Data": {"PodDeviceEntries": [{"PodUID", "ContainerName", "ResourceName",
 //!                                 "DeviceIDs": {"<NUMA node>": [<id>]}, "AllocResp": <base64>}],
 //!           "RegisteredDevices": {"<resource>": [<id>]}},
-//!  "Checksum": <32 bits of FNV-1a of the data as Go shows them>}
+//!  "Checksum": <32 bits of FNV-1a of the data as Go prints them>}
 //! ```
 //!
-//! Invariant: the format is upstream's, so that either kubelet finds what the other left. What cannot
-//! be read is said and left behind.
+//! Invariant: the format is upstream's, so that either kubelet can read the other's record. An
+//! unreadable record is logged and ignored.
 //! Upstream: `devicemanager/checkpoint`, `checkpointmanager/checksum`.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -38,7 +38,7 @@ struct Entry {
     resource_name: String,
     #[serde(rename = "DeviceIDs")]
     devices: Option<BTreeMap<i64, Option<Vec<String>>>>,
-    /// The answer as the protocol has it, in base64.
+    /// The plugin's answer: the protocol's message in base64.
     #[serde(rename = "AllocResp")]
     answer: Option<String>,
 }
@@ -61,19 +61,19 @@ fn path(dir: &Path) -> PathBuf {
     dir.join(FILE)
 }
 
-/// Was there a kubelet here before?
+/// Whether an earlier kubelet left a record here.
 pub fn exists(dir: &Path) -> bool {
     path(dir).exists()
 }
 
-/// What an earlier kubelet left.
+/// The record of an earlier kubelet.
 pub fn read(dir: &Path, now: Instant) -> Table {
     let file = path(dir);
     let data = match read_file(&file) {
         Ok(data) => data,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Table::default(),
         Err(error) => {
-            tracing::error!(file = %file.display(), %error, "devices of pods are not known");
+            tracing::error!(file = %file.display(), %error, "failed to read the devices of pods");
             return Table::default();
         }
     };
@@ -81,7 +81,11 @@ pub fn read(dir: &Path, now: Instant) -> Table {
     for entry in data.pod_device_entries.into_iter().flatten() {
         let bytes = STANDARD.decode(entry.answer.unwrap_or_default()).unwrap_or_default();
         let Ok(answer) = Allocated::decode(bytes.as_slice()) else {
-            tracing::error!(pod = entry.pod, resource = entry.resource_name, "no answer on record");
+            tracing::error!(
+                pod = entry.pod,
+                resource = entry.resource_name,
+                "failed to decode the recorded answer of the device plugin"
+            );
             continue;
         };
         let devices = entry.devices.into_iter().flatten();
@@ -125,7 +129,7 @@ pub fn write(dir: &Path, table: &Table) -> io::Result<()> {
     let checkpoint = Checkpoint { checksum: u64::from(checksum(&data)), data };
     let next = dir.join(format!(".{FILE}.new"));
     let bytes = serde_json::to_vec(&checkpoint)?;
-    // Plugins may have put secrets into their answers; one that was left may be anybody's to read.
+    // Answers of plugins may hold secrets; a file left from before may be readable by everyone.
     match std::fs::remove_file(&next) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -136,7 +140,7 @@ pub fn write(dir: &Path, table: &Table) -> io::Result<()> {
     std::fs::rename(next, path(dir))
 }
 
-/// FNV-1a of the text that Go's spew makes of the data.
+/// FNV-1a of the text that Go's spew prints for the data.
 fn checksum(data: &Data) -> u32 {
     let step = |hash: u32, byte: u8| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
     shown(data).bytes().fold(0x811c_9dc5, step)
@@ -154,7 +158,7 @@ fn list<T>(out: &mut String, all: Option<&[T]>, mut one: impl FnMut(&mut String,
     out.push(']');
 }
 
-/// Keys in their order, which is Go's: numbers by size, text by bytes.
+/// Keys in Go's order: numbers by size, text by bytes.
 fn map<K: std::fmt::Display>(out: &mut String, all: Option<&BTreeMap<K, Option<Vec<String>>>>) {
     let Some(all) = all else { return out.push_str("<nil>") };
     out.push_str("map");
@@ -197,7 +201,7 @@ mod tests {
 
     use super::*;
 
-    /// Numbers that upstream's code gives for the same data.
+    /// The expected numbers come from upstream's code for the same data.
     #[test]
     fn checksums_are_upstreams() {
         let check = |data: Value, expected: u32| {
@@ -217,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_outlives_the_kubelet() {
+    fn records_survive_a_restart() {
         let dir = tempfile::tempdir().expect("a directory");
         let answer = Allocated {
             envs: [("KEY".to_owned(), "value".to_owned())].into(),
@@ -232,7 +236,7 @@ mod tests {
         write(dir.path(), &table).expect("written");
         let again = read(dir.path(), Instant::now());
         assert_eq!(again.registered(), table.registered());
-        assert_eq!(again.pods().len(), 1, "who was still asked for has nothing");
+        assert_eq!(again.pods().len(), 1, "an allocation without an answer is not recorded");
         assert_eq!(again.pods()["1"], table.pods()["1"]);
 
         let file = dir.path().join(FILE);
@@ -240,6 +244,6 @@ mod tests {
         assert_eq!(mode & 0o777, 0o600);
         let broken = std::fs::read_to_string(&file).expect("text").replace("\"c\"", "\"d\"");
         std::fs::write(&file, broken).expect("written");
-        assert!(read(dir.path(), Instant::now()).pods().is_empty(), "it is corrupted");
+        assert!(read(dir.path(), Instant::now()).pods().is_empty(), "the record is corrupted");
     }
 }

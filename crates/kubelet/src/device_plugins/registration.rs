@@ -1,7 +1,7 @@
-//! How device plugins register: on the kubelet's own socket, or by one in `plugins_registry`.
+//! Registration of device plugins: on the kubelet's own socket, or by a socket in `plugins_registry`.
 //!
-//! In: `v1beta1.Registration/Register`, or what a plugin said of itself. Out: a connected plugin.
-//! Plugins watch the folder: a socket that is made anew tells them to register again.
+//! In: `v1beta1.Registration/Register`, or a plugin's `GetInfo`. Out: a connected plugin.
+//! Plugins watch the directory: when the kubelet's socket is recreated, they register again.
 //! Upstream: `plugin/v1beta1/server.go`, `handler.go`, `CleanupPluginDirectory`.
 
 use std::fs::{self, DirBuilder};
@@ -26,19 +26,19 @@ use crate::resources::is_extended;
 const VERSION: &str = "v1beta1";
 const SOCKET: &str = "kubelet.sock";
 
-/// A plugin that registered by `plugins_registry`.
+/// A plugin that registered through `plugins_registry`.
 pub struct Registered {
     resource: String,
     plugin: Arc<Plugin>,
 }
 
-/// Takes registrations until the stop.
+/// Serves registrations until `stop`.
 pub async fn serve(plugins: Arc<DevicePlugins>, stop: Stop) {
     let listener = match open(&plugins.dir) {
         Ok(listener) => listener,
         Err(error) => {
             let dir = plugins.dir.display();
-            tracing::error!(%dir, %error, "no device plugins can register");
+            tracing::error!(%dir, %error, "failed to serve the registration of device plugins");
             return;
         }
     };
@@ -76,7 +76,7 @@ async fn register(plugins: Arc<DevicePlugins>, asked: RegisterRequest) -> Result
     match done.await {
         Ok(_) => Ok(Nothing {}),
         Err(why) => {
-            tracing::warn!(resource, error = why, "a device plugin is not registered");
+            tracing::warn!(resource, error = why, "failed to register the device plugin");
             Err(Status::unknown(why))
         }
     }
@@ -91,7 +91,7 @@ fn check_version(version: &str) -> Result<(), String> {
     ))
 }
 
-/// A plugin's socket lies below the directory of all plugins.
+/// The path of a plugin's socket, which must lie below the directory of all plugins.
 fn socket(endpoint: &str) -> Result<&Path, String> {
     let path = Path::new(endpoint.trim_start_matches('/'));
     let is_below = path.components().all(|part| matches!(part, Component::Normal(_)));
@@ -120,7 +120,7 @@ fn check(info: &PluginInfo) -> Result<(), String> {
 }
 
 impl DevicePlugins {
-    /// A plugin showed itself in `plugins_registry`.
+    /// Registers a plugin whose socket appeared in `plugins_registry`.
     pub async fn register(
         self: &Arc<Self>,
         info: &PluginInfo,
@@ -137,7 +137,7 @@ impl DevicePlugins {
     }
 
     pub fn unregister(&self, registered: &Registered) {
-        tracing::info!(resource = registered.resource, "a device plugin left");
+        tracing::info!(resource = registered.resource, "unregistered the device plugin");
         self.disconnect(&registered.resource, &registered.plugin);
     }
 }
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn who_may_register() {
+    fn which_registrations_are_accepted() {
         let check = |version: &str, name: &str, expected: Result<(), &str>| {
             let found = check_version(version).and_then(|()| check_name(name));
             assert_eq!(found, expected.map_err(str::to_owned));
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn what_shows_itself_is_checked() {
+    fn plugin_info_is_validated() {
         let check = |name: &str, versions: &[&str], expected: Result<(), &str>| {
             let info = PluginInfo {
                 kind: "DevicePlugin".into(),
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn sockets_of_before_go_and_other_files_stay() {
+    async fn old_sockets_are_removed_and_other_files_stay() {
         let root = tempfile::tempdir().expect("a directory");
         let dir = root.path().join("device-plugins");
         fs::create_dir(&dir).expect("made");

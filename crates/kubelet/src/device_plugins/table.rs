@@ -1,4 +1,4 @@
-//! Who has which device: the bookkeeping behind [`super::DevicePlugins`].
+//! The table of devices and their containers, behind [`super::DevicePlugins`].
 //!
 //! ```text
 //!              listed                       stopped             5 minutes
@@ -7,11 +7,11 @@
 //!                        │  allocatable: healthy      allocatable: 0       0
 //!                        └──────────── connected, listed ◄──┘
 //! ```
-//! Once the node's status says 0, whoever writes an amount there is heard again.
+//! Once the node's status says 0, the kubelet no longer overwrites an amount that others write there.
 //!
-//! In: what plugins list, what containers ask for. Out: devices for them, amounts for the node.
-//! Invariants: a device belongs to one container at a time, but for those of init containers, which
-//! those after them may have; a restarted kubelet knows what pods have, and of resources their names.
+//! In: the plugins' lists, the containers' requests. Out: devices for containers, amounts for the node.
+//! Invariants: a device belongs to one container at a time, except that later containers may reuse those
+//! of init containers; a restarted kubelet knows the pods' devices, and the names of the resources.
 //! Upstream: `devicemanager/manager.go`, `pod_devices.go`. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,13 +26,13 @@ use crate::resources::is_sidecar;
 
 /// How long a stopped plugin's devices still count. Upstream: `endpointStopGracePeriod`.
 const GRACE: Duration = Duration::from_secs(300);
-/// Where devices are that said nothing of it.
+/// The NUMA node of a device that reports none.
 pub const NO_NODE: i64 = -1;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Device {
     pub is_healthy: bool,
-    /// The NUMA nodes that it is near to.
+    /// The NUMA nodes that it is near.
     pub nodes: Vec<i64>,
 }
 
@@ -41,23 +41,23 @@ enum Standing {
     Live,
     Stopped(Instant),
     Gone,
-    /// As that, and the node's status says so.
+    /// Like `Gone`, and the node's status says so.
     Told,
 }
 
-/// For whom a list is news.
+/// What a new list changes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct News {
     pub record: bool,
     pub amounts: bool,
-    /// Devices that pods have are well, or ill, since.
+    /// The health of allocated devices changed.
     pub health: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Resource {
     devices: BTreeMap<String, Device>,
-    /// The plugin that is there now has said what it has.
+    /// The current plugin has sent its list.
     is_listed: bool,
     standing: Standing,
 }
@@ -73,12 +73,12 @@ impl Resource {
     }
 }
 
-/// What a container has of one resource.
+/// A container's devices of one resource.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Given {
-    /// By NUMA node; a device that is near to two is there twice.
+    /// By NUMA node; a device that is near two nodes appears twice.
     pub devices: BTreeMap<i64, Vec<String>>,
-    /// `None`: the plugin is being asked.
+    /// `None`: the plugin's answer is pending.
     pub answer: Option<Allocated>,
 }
 
@@ -88,7 +88,7 @@ impl Given {
     }
 }
 
-/// Containers of one pod, what they have by resource.
+/// One pod's devices, by container and resource.
 pub type OfPod = BTreeMap<String, BTreeMap<String, Given>>;
 
 /// For the node's status.
@@ -98,11 +98,11 @@ pub struct Amounts {
     pub allocatable: BTreeMap<String, i64>,
 }
 
-/// What there is to choose from for a container.
+/// The devices that a container can choose from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Room {
     pub required: usize,
-    /// Of its pod's init containers, already chosen.
+    /// Devices of the pod's init containers, already allocated to the pod.
     pub reused: BTreeSet<String>,
     pub free: BTreeSet<String>,
 }
@@ -114,14 +114,14 @@ pub struct Table {
 }
 
 impl Table {
-    /// As an earlier kubelet left it: resources have no devices until their plugins list them.
+    /// The table of an earlier kubelet: resources have no devices until their plugins list them.
     pub fn restored(names: Vec<String>, pods: BTreeMap<String, OfPod>, now: Instant) -> Self {
         let standing = Standing::Stopped(now);
         let empty = Resource { devices: BTreeMap::new(), is_listed: false, standing };
         Self { resources: names.into_iter().map(|name| (name, empty.clone())).collect(), pods }
     }
 
-    /// For the record: the healthy devices of each resource that still counts.
+    /// For the record: the healthy devices of each resource that is not gone.
     pub fn registered(&self) -> BTreeMap<String, BTreeSet<String>> {
         let counting = self.resources.iter().filter(|(_, one)| one.counts());
         counting.map(|(name, one)| (name.clone(), one.healthy())).collect()
@@ -131,7 +131,7 @@ impl Table {
         &self.pods
     }
 
-    /// A plugin said what it has.
+    /// Takes over a plugin's list.
     pub fn listed(&mut self, resource: &str, devices: Vec<messages::Device>) -> News {
         let nodes = |topology: Option<messages::Topology>| {
             topology.map(|all| all.nodes.iter().map(|node| node.id).collect()).unwrap_or_default()
@@ -166,7 +166,7 @@ impl Table {
         }
     }
 
-    /// A plugin is there; what it has is not known yet.
+    /// Marks the resource's plugin as connected; its devices are not known yet.
     pub fn connected(&mut self, resource: &str) {
         if let Some(known) = self.resources.get_mut(resource) {
             known.standing = Standing::Live;
@@ -175,7 +175,7 @@ impl Table {
 
     pub fn stopped(&mut self, resource: &str, now: Instant) {
         let known = self.resources.get_mut(resource);
-        // One that stopped before has been away since then.
+        // A plugin that has stopped already keeps its time.
         if let Some(known) = known.filter(|known| known.standing == Standing::Live) {
             known.is_listed = false;
             known.standing = Standing::Stopped(now);
@@ -187,7 +187,7 @@ impl Table {
         known.is_some_and(|known| known.standing != Standing::Live)
     }
 
-    /// What the node has, and whether a resource has just ceased to count.
+    /// The node's amounts, and whether a resource has just gone.
     pub fn amounts(&mut self, now: Instant) -> (Amounts, bool) {
         let mut out = Amounts::default();
         let mut has_gone = false;
@@ -208,7 +208,7 @@ impl Table {
         (out, has_gone)
     }
 
-    /// Of what is gone the node's status says so already.
+    /// Records that the node's status no longer has amounts of resources that are gone.
     pub fn told(&mut self, is_none: impl Fn(&str) -> bool) {
         for (name, one) in &mut self.resources {
             if one.standing == Standing::Gone && is_none(name) {
@@ -217,18 +217,18 @@ impl Table {
         }
     }
 
-    /// Does a plugin have this resource, or did one a while ago?
+    /// Whether a plugin provides this resource, or did so within the grace period.
     pub fn counts(&self, resource: &str) -> bool {
         self.resources.get(resource).is_some_and(Resource::counts)
     }
 
-    /// Does a plugin have this resource, or did one give it to a pod?
+    /// Whether a plugin provides this resource, or pods hold devices of it.
     pub fn is_known(&self, resource: &str) -> bool {
         let mut all = self.pods.values().flat_map(BTreeMap::values);
         self.counts(resource) || all.any(|container| container.contains_key(resource))
     }
 
-    /// What pods have, but for some.
+    /// The devices that pods hold, except the pods of `without`.
     fn used(&self, resource: &str, without: &BTreeSet<String>) -> BTreeSet<String> {
         let pods = self.pods.iter().filter(|(uid, _)| !without.contains(*uid));
         let containers = pods.flat_map(|(_, of)| of.values());
@@ -247,7 +247,7 @@ impl Table {
         self.pods.get(pod)?.get(container)?.get(resource)
     }
 
-    /// Did the plugin give the container what it asked for?
+    /// Whether the container has devices that the plugin has allocated.
     pub fn has(&self, pod: &str, container: &str, resource: &str) -> bool {
         self.given(pod, container, resource).is_some_and(|given| given.answer.is_some())
     }
@@ -256,7 +256,7 @@ impl Table {
         self.given(pod, container, resource).map(Given::ids)
     }
 
-    /// What init containers before this one have and nobody after them took.
+    /// The devices of earlier init containers that no later container has taken.
     fn reusable(&self, pod: &Pod, container: &str, resource: &str) -> BTreeSet<String> {
         let mut free = BTreeSet::new();
         let Some(spec) = &pod.spec else { return free };
@@ -274,7 +274,7 @@ impl Table {
         free
     }
 
-    /// What a container may be given; `None` when it needs nothing more.
+    /// The devices that a container can get; `None` if it needs no more.
     pub fn room(
         &self,
         pod: &Pod,
@@ -285,7 +285,7 @@ impl Table {
         self.room_without(pod, container, resource, required, &BTreeSet::new())
     }
 
-    /// The same, were some pods not there.
+    /// Like `room`, as if the pods of `without` did not exist.
     pub fn room_without(
         &self,
         pod: &Pod,
@@ -333,7 +333,7 @@ impl Table {
         Ok(Some(Room { required, reused, free }))
     }
 
-    /// Takes devices for a container: those of init containers, then preferred ones, then any.
+    /// Takes devices for a container: first those of init containers, then preferred ones, then any.
     pub fn take(
         &mut self,
         pod: &Pod,
@@ -364,7 +364,7 @@ impl Table {
         Ok(taken.into_iter().collect())
     }
 
-    /// The plugin answered; without an answer the container has nothing.
+    /// Stores the plugin's answer; without one, the container loses the devices.
     pub fn answered(
         &mut self,
         pod: &str,
@@ -385,19 +385,19 @@ impl Table {
         }
     }
 
-    /// A pod is over. Whether it had anything.
+    /// Frees a pod's devices. True if it had any.
     pub fn forget(&mut self, pod: &str) -> bool {
         self.pods.remove(pod).is_some()
     }
 
-    /// Pods that nobody knows any more are over. Whether there were any.
+    /// Frees the devices of all pods but these. True if there were any.
     pub fn keep_only(&mut self, pods: &BTreeSet<String>) -> bool {
         let before = self.pods.len();
         self.pods.retain(|uid, _| pods.contains(uid));
         before != self.pods.len()
     }
 
-    /// Upstream: a device that its plugin lists no more is as healthy as it was.
+    /// Upstream: a device that its plugin no longer lists keeps its health.
     pub fn is_healthy(&self, resource: &str, id: &str) -> bool {
         let known = self.resources.get(resource).and_then(|one| one.devices.get(id));
         known.is_none_or(|device| device.is_healthy)
@@ -468,7 +468,7 @@ mod tests {
         let (first, second) = (pod("1", &[], &["x", "y"]), pod("2", &[], &["x"]));
         assert_eq!(give(&mut table, &first, "x", 2, &["d", "z"]).expect("room"), ["a", "d"]);
         assert_eq!(give(&mut table, &first, "y", 1, &["d"]).expect("room"), ["b"]);
-        // Asked for again, a container keeps what it has.
+        // A repeated request keeps the devices.
         assert_eq!(give(&mut table, &first, "x", 2, &[]), Ok(vec![]));
         let check = |table: &mut Table, container: &str, count: usize, why: &str| {
             assert_eq!(give(table, &second, container, count, &[]), Err(why.to_owned()));
@@ -487,7 +487,7 @@ mod tests {
             3,
             "pod \"2\" container \"x\" changed request for resource \"example.com/dongle\" from 4 to 3",
         );
-        // A plugin that refuses leaves nothing taken.
+        // A plugin that refuses leaves no device taken.
         table.forget("2");
         table.take(&second, "x", RES, 4, &[]).expect("room");
         table.answered("2", "x", RES, None);
@@ -495,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_of_init_containers_are_used_again() {
+    fn devices_of_init_containers_are_reused() {
         let check = |inits: &[(&str, bool, usize)], count: usize, expected: &[&str]| {
             let mut table = four();
             let named: Vec<(&str, bool)> = inits.iter().map(|one| (one.0, one.1)).collect();
@@ -508,13 +508,13 @@ mod tests {
         };
         check(&[("i", false, 2)], 1, &["a"]);
         check(&[("i", false, 2), ("j", false, 3)], 4, &["a", "b", "c", "d"]);
-        // One that runs on keeps its own.
+        // A sidecar keeps its devices.
         check(&[("i", true, 2)], 1, &["c"]);
         check(&[("i", false, 2), ("s", true, 1)], 2, &["b", "c"]);
     }
 
     #[test]
-    fn plugins_come_and_go() {
+    fn plugins_connect_and_stop() {
         let now = Instant::now();
         let mut table = Table::default();
         let check = |table: &mut Table, after: u64, all: i64, healthy: i64| {
@@ -523,13 +523,13 @@ mod tests {
         };
         let list = vec![device("a", HEALTHY, &[]), device("b", "Unhealthy", &[])];
         let news = |record, amounts, health| News { record, amounts, health };
-        assert_eq!(table.listed(RES, list.clone()), news(true, true, false), "nobody has them");
+        assert_eq!(table.listed(RES, list.clone()), news(true, true, false), "no pod has them");
         check(&mut table, 0, 2, 1);
         let owner = pod("1", &[], &["x"]);
         assert_eq!(give(&mut table, &owner, "x", 1, &[]).expect("room"), ["a"]);
-        assert_eq!(table.listed(RES, list), News::default(), "all is as it was");
+        assert_eq!(table.listed(RES, list), News::default(), "nothing changed");
         let ill = vec![device("a", "Unhealthy", &[])];
-        assert_eq!(table.listed(RES, ill), news(true, true, true), "a pod's device is ill");
+        assert_eq!(table.listed(RES, ill), news(true, true, true), "a pod's device is unhealthy");
         let refused = |table: &Table, expected: &str| {
             let other = pod("2", &[], &["x"]);
             assert_eq!(table.room(&other, "x", RES, 1), Err(format!("{expected} {RES}")));
@@ -552,7 +552,7 @@ mod tests {
         table.told(|_| false);
         check(&mut table, 302, 0, 0);
         table.told(|name| name == RES);
-        assert_eq!(table.amounts(now).0, Amounts::default(), "another may say what there is");
+        assert_eq!(table.amounts(now).0, Amounts::default(), "others may report the amount");
         assert!(table.is_known(RES), "a pod has one");
         refused(&table, "cannot allocate unregistered device");
         table.forget("1");
@@ -560,7 +560,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_kubelet_knows_who_has_what() {
+    fn a_restarted_kubelet_knows_the_allocations() {
         let mut table = four();
         let owner = pod("1", &[], &["x"]);
         give(&mut table, &owner, "x", 2, &[]).expect("room");
@@ -577,7 +577,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_know_their_nodes() {
+    fn devices_have_numa_nodes() {
         let mut table = Table::default();
         table.listed(RES, vec![device("a", HEALTHY, &[0, 1]), device("b", HEALTHY, &[])]);
         give(&mut table, &pod("1", &[], &["x"]), "x", 2, &[]).expect("room");

@@ -1,8 +1,8 @@
-//! Drivers of devices that registered on this node, and what the cluster hears of their going.
+//! DRA drivers that registered on this node, and the removal of their ResourceSlices.
 //!
-//! A driver may have several plugins for a while, as when it is replaced: the newest is asked.
-//! Upstream: `pkg/kubelet/cm/dra/plugin`. Deviation: a driver's slices go when its plugin leaves, not
-//! when it only breaks a connection.
+//! A driver may have several plugins for a while, e.g. during an update: the newest is called.
+//! Upstream: `pkg/kubelet/cm/dra/plugin`. Deviation: a driver's slices are deleted when its plugin
+//! unregisters, not when a connection breaks.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -20,11 +20,11 @@ use crate::csi::rpc::{Rpc, RpcError};
 
 /// Half of a kubelet's retry period. Upstream: `defaultClientCallTimeout`.
 const LIMIT: Duration = Duration::from_secs(45);
-/// How long a driver may be away before what it offered is taken down.
+/// How long a driver may be away before its ResourceSlices are deleted.
 const ABSENCE: Duration = Duration::from_secs(30);
 const RETRY: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(300)];
 
-/// What a plugin calls the protocol, and its calls.
+/// One version of the protocol: the service's name and its methods.
 struct Service {
     name: &'static str,
     prepare: &'static str,
@@ -75,13 +75,13 @@ impl Driver {
     }
 }
 
-/// A plugin that registered.
+/// A registered plugin.
 pub struct Registered {
     name: String,
     endpoint: PathBuf,
 }
 
-/// The plugin's first that is known here.
+/// The first version in the plugin's list that the kubelet supports.
 fn choose(versions: &[String]) -> Result<&'static Service, String> {
     if versions.is_empty() {
         return Err("empty list of supported gRPC services (aka supported versions)".into());
@@ -123,13 +123,13 @@ impl Devices {
         }
         let endpoint = endpoint.to_owned();
         all.push(Arc::new(Driver { endpoint: endpoint.clone(), service, rpc }));
-        tracing::info!(driver = name, endpoint = %endpoint.display(), "a driver of devices registered");
+        tracing::info!(driver = name, endpoint = %endpoint.display(), "registered the DRA driver");
         Ok(Registered { name: name.clone(), endpoint })
     }
 
-    /// The plugin left. Whether its driver has none any more.
+    /// Removes the plugin. True if its driver has no other.
     pub fn unregister(&self, plugin: &Registered) -> bool {
-        tracing::info!(driver = plugin.name, "a driver of devices left");
+        tracing::info!(driver = plugin.name, "unregistered the DRA driver's plugin");
         let mut drivers = self.drivers();
         let Some(all) = drivers.get_mut(&plugin.name) else { return false };
         all.retain(|one| one.endpoint != plugin.endpoint);
@@ -139,7 +139,7 @@ impl Devices {
         !drivers.contains_key(&plugin.name)
     }
 
-    /// What a driver offered on this node is offered no more, if it stays away.
+    /// Deletes the driver's ResourceSlices of this node, unless it registers again in time.
     pub async fn take_down(&self, plugin: &Registered) {
         tokio::time::sleep(ABSENCE).await;
         if !self.drivers().contains_key(&plugin.name) {
@@ -147,7 +147,7 @@ impl Devices {
         }
     }
 
-    /// Of one driver, or of all.
+    /// Deletes the slices of one driver, or of all.
     async fn delete_slices(&self, driver: Option<&str>) {
         let node = &self.node_name;
         let driver = driver.map(|name| format!(",spec.driver={name}")).unwrap_or_default();
@@ -163,7 +163,7 @@ impl Devices {
                 Ok(_) => return,
                 Err(error) if error.is_not_found() => return,
                 Err(error) => {
-                    tracing::debug!(error = error.text(), "slices of devices are not deleted yet");
+                    tracing::debug!(error = error.text(), "failed to delete ResourceSlices");
                 }
             }
             tokio::time::sleep(backoff.step()).await;
@@ -171,7 +171,7 @@ impl Devices {
     }
 }
 
-/// When a kubelet starts no driver has registered: nothing is offered until they have.
+/// Deletes all ResourceSlices of this node at start, when no driver has registered yet.
 pub async fn keep_slices(devices: Arc<Devices>) {
     devices.delete_slices(None).await;
 }
@@ -181,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_plugin_says_which_service_it_likes_best() {
+    fn the_plugins_first_supported_service_is_chosen() {
         let check = |versions: &[&str], expected: Result<&str, &str>| {
             let all: Vec<String> = versions.iter().map(|text| text.to_string()).collect();
             let found = choose(&all).map(|service| service.name);

@@ -1,4 +1,4 @@
-//! The messages of drivers' half of dynamic resource allocation: those of v1, which v1beta1's equal.
+//! The messages of DRA's kubelet plugin API, v1; those of v1beta1 are equal.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ pub struct Claim {
     pub name: String,
 }
 
-/// Of both calls.
+/// The request of both calls.
 #[derive(Clone, PartialEq, Message)]
 pub struct Request {
     #[prost(message, repeated, tag = "1")]

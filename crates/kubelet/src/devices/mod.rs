@@ -1,16 +1,16 @@
-//! Devices of claims: prepared by their drivers before a pod starts, given to its containers, given
-//! back after it has ended. The node's half of dynamic resource allocation.
+//! Dynamic resource allocation on the node: drivers prepare claims before a pod starts; containers get
+//! the devices; drivers unprepare claims after the pod has ended.
 //!
 //! ```text
-//!  plugins_registry/*.sock ─► drivers ─► NodePrepareResources ─► CDI names, on record on the disk
+//!  plugins_registry/*.sock ─► drivers ─► NodePrepareResources ─► CDI names, recorded on disk
 //!                                │                                  │
 //!  pod worker: sandbox ──────────┘     containers: those of their requests (by claim, or by the
 //!  pod worker: all stopped ─► NodeUnprepareResources                mappings of extended resources)
 //! ```
 //!
 //! In: sockets, claims, pods. Out: CDI devices for the runtime; `dra_manager_state`.
-//! Invariants: a claim is on record before a driver is asked, until the driver has given it back; it
-//! is given back when the last pod of this node that has it is over; a pod is not over before that.
+//! Invariants: a claim is on record before a driver prepares it, and until the driver has unprepared it.
+//! A claim is unprepared when its last pod on this node has ended; that pod is not over before that.
 //! Upstream: `pkg/kubelet/cm/dra`.
 
 mod driver;
@@ -31,7 +31,7 @@ pub use driver::{Registered, keep_slices};
 use messages::{Claim, Prepared};
 use record::{Device, Record, Table};
 
-/// Can devices stand for a resource of this name? Upstream: `IsDRAExtendedResourceName`.
+/// Whether a resource of this name may be backed by devices. Upstream: `IsDRAExtendedResourceName`.
 fn is_extended(name: &str) -> bool {
     name.contains('/')
         && (!name.contains("kubernetes.io/")
@@ -41,22 +41,22 @@ fn is_extended(name: &str) -> bool {
 pub struct Devices {
     client: Client,
     node_name: String,
-    /// By name; the newest of each last. Held for look-ups, never across await.
+    /// Plugins by driver name, the newest last. Held for look-ups, never across await.
     drivers: Mutex<BTreeMap<String, Vec<Arc<Driver>>>>,
-    /// What was asked of drivers. Held for look-ups and to write the file, never across await.
+    /// The prepared claims. Held for look-ups and while the file is written, never across await.
     table: Mutex<Table>,
 }
 
-/// A claim that a pod names: what its entry is called, and the claim's name.
+/// A pod's reference to a claim.
 struct Named {
-    /// Of the pod's list; `None`: it is for extended resources.
+    /// The entry in the pod's list; `None`: the claim is for extended resources.
     entry: Option<String>,
     claim: String,
-    /// It was made for the pod.
+    /// The claim was made for the pod from a template.
     is_made: bool,
 }
 
-/// The claims that a pod has; those that are not needed are left out.
+/// The pod's claims; those that are not needed are left out.
 fn claims_of(pod: &Pod) -> Result<Vec<Named>, String> {
     let status = pod.status.as_ref();
     let mut all = vec![];
@@ -82,7 +82,7 @@ fn claims_of(pod: &Pod) -> Result<Vec<Named>, String> {
     Ok(all)
 }
 
-/// What of each claim a container has: requests, an empty one stands for all.
+/// The container's (claim, request) pairs; an empty request means all requests.
 fn requests_of(pod: &Pod, container: &Container) -> Result<Vec<(String, String)>, String> {
     let resources = container.resources.clone().unwrap_or_default();
     let named = claims_of(pod)?;
@@ -108,7 +108,7 @@ fn requests_of(pod: &Pod, container: &Container) -> Result<Vec<(String, String)>
     Ok(all)
 }
 
-/// May the pod have what the claim has? What the claim has, by driver.
+/// Checks that the pod may use the claim, and returns the drivers of its devices.
 fn usable(pod: &Pod, named: &Named, claim: &ResourceClaim) -> Result<BTreeSet<String>, String> {
     let (name, uid) = (names::name(pod), names::uid(pod));
     let mut owners = claim.metadata.owner_references.iter().flatten();
@@ -160,14 +160,14 @@ impl Devices {
         found.ok_or_else(|| format!("DRA driver {name} is not registered"))
     }
 
-    /// Has the drivers prepare all that a pod has, unless they have.
+    /// Has the drivers prepare all claims of a pod that are not prepared.
     pub async fn prepare(&self, pod: &Pod) -> Result<(), String> {
         let done = self.try_prepare(pod).await;
         done.map_err(|why| format!("prepare dynamic resources: {why}"))
     }
 
     async fn try_prepare(&self, pod: &Pod) -> Result<(), String> {
-        // Everything is looked at before anything is on record: what cannot work leaves nothing to undo.
+        // All checks come before the first record, so that a failed check leaves nothing to undo.
         let mut wanted = vec![];
         for named in claims_of(pod)? {
             let api: Api<ResourceClaim> = self.client.api(Some(names::namespace(pod)));
@@ -224,7 +224,7 @@ impl Devices {
         Ok(())
     }
 
-    /// The CDI devices of a container, each once.
+    /// The CDI devices of a container, without duplicates.
     pub fn of(&self, pod: &Pod, container: &Container) -> Result<Vec<String>, String> {
         let mut all: Vec<String> = vec![];
         for (claim, request) in requests_of(pod, container)? {
@@ -244,7 +244,7 @@ impl Devices {
         Ok(all)
     }
 
-    /// The claims of a container as drivers prepared them; none if one of them is not known.
+    /// The container's claims as drivers prepared them; empty if one of them is unknown.
     pub fn records_of(&self, pod: &Pod, container: &Container) -> Vec<Record> {
         let mut names: Vec<String> = vec![];
         for (claim, _) in requests_of(pod, container).unwrap_or_default() {
@@ -257,7 +257,7 @@ impl Devices {
         names.iter().map(record).collect::<Option<_>>().unwrap_or_default()
     }
 
-    /// Gives back what a pod had and no other pod of this node has.
+    /// Has the drivers unprepare the claims that no other pod of this node uses.
     pub async fn give_back(&self, pod_uid: &str) -> Result<(), String> {
         if !self.pods().contains(pod_uid) {
             return Ok(());
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn containers_have_what_they_ask_for() {
+    fn containers_have_the_requested_devices() {
         check(json!([]), json!({"cpu": "1"}), &[]);
         check(
             json!([{"name": "own"}, {"name": "made", "request": "r"}, {"name": "none"}]),
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn claims_are_for_pods_that_they_are_reserved_for() {
+    fn claims_must_be_reserved_for_the_pod() {
         let pod: Pod =
             from_value(json!({"metadata": {"name": "p", "namespace": "ns", "uid": "u"}})).unwrap();
         let check = |is_made: bool, status: Value, expected: Result<&[&str], &str>| {

@@ -1,11 +1,11 @@
-//! What drivers were asked to prepare, on the disk: `<root>/dra_manager_state`.
+//! The record of claims that drivers were asked to prepare: `<root>/dra_manager_state`.
 //!
 //! ```text
 //! {"Data": "<JSON: kind, apiVersion, ClaimInfoStateList>", "Checksum": <CRC-32 of Data>}
 //! ```
 //!
-//! Invariant: the file's format is upstream's, so that either kubelet finds what the other left. What
-//! cannot be read is said and left behind: nobody would know what to give back.
+//! Invariant: the file's format is upstream's, so that either kubelet can read the other's file. An
+//! unreadable file is logged and ignored.
 //! Upstream: `pkg/kubelet/cm/dra/state`.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,7 +31,7 @@ pub struct Record {
     pub pods: BTreeSet<String>,
     #[serde(rename = "DriverState")]
     pub drivers: BTreeMap<String, DriverState>,
-    /// By this kubelet: another one asks again.
+    /// Prepared by this kubelet: after a restart, drivers are asked again.
     #[serde(skip)]
     is_prepared: bool,
 }
@@ -71,7 +71,7 @@ impl Record {
         Claim { namespace: self.namespace.clone(), uid: self.uid.clone(), name: self.name.clone() }
     }
 
-    /// With their drivers.
+    /// The devices with their drivers.
     pub fn devices(&self) -> impl Iterator<Item = (&String, &Device)> {
         let of = |(name, state)| {
             let DriverState { devices }: &DriverState = state;
@@ -80,7 +80,7 @@ impl Record {
         self.drivers.iter().flat_map(of)
     }
 
-    /// Those of a request; of all for an empty one.
+    /// The CDI devices of a request; an empty request means all.
     pub fn cdi_devices(&self, request: &str) -> impl Iterator<Item = &str> {
         let devices = self.drivers.values().flat_map(|driver| driver.devices.iter().flatten());
         let of_request = move |device: &&Device| {
@@ -95,7 +95,7 @@ impl Record {
     }
 }
 
-/// As Go writes a set: `{"a": {}}`.
+/// Go's form of a set: `{"a": {}}`.
 mod set {
     use std::collections::{BTreeMap, BTreeSet};
 
@@ -156,7 +156,7 @@ impl Table {
             Ok(records) => records,
             Err(error) if error.kind() == io::ErrorKind::NotFound => vec![],
             Err(error) => {
-                tracing::error!(file = %file.display(), %error, "prepared devices are not known");
+                tracing::error!(file = %file.display(), %error, "failed to read the prepared claims");
                 vec![]
             }
         };
@@ -188,7 +188,7 @@ impl Table {
         self.records.values()
     }
 
-    /// A pod is to have a claim. What drivers are to be asked for, unless they were.
+    /// Records that a pod uses a claim. Returns the claim that drivers must prepare, if any.
     pub fn note(
         &mut self,
         claim: &ResourceClaim,
@@ -218,7 +218,7 @@ impl Table {
         Ok(asked)
     }
 
-    /// A driver has prepared its part.
+    /// Records the devices that a driver has prepared.
     pub fn devices(&mut self, claim: &Claim, driver: &str, devices: Vec<Device>) {
         let key = (claim.namespace.clone(), claim.name.clone());
         if let Some(record) = self.records.get_mut(&key) {
@@ -226,7 +226,7 @@ impl Table {
         }
     }
 
-    /// All drivers have prepared these claims.
+    /// Marks claims as prepared by all drivers.
     pub fn prepared(&mut self, uids: &BTreeSet<String>) -> Result<(), String> {
         if uids.is_empty() {
             return Ok(());
@@ -237,7 +237,7 @@ impl Table {
         self.write()
     }
 
-    /// A pod is over. The claims that nobody else has; the pod keeps those until they are forgotten.
+    /// Removes an ended pod. Returns the claims that no other pod uses; they stay on record until `forget`.
     pub fn leave(&mut self, pod: &str) -> Vec<Record> {
         let mut last = vec![];
         for record in self.records.values_mut().filter(|record| record.pods.contains(pod)) {
@@ -250,7 +250,7 @@ impl Table {
         last
     }
 
-    /// These were given back.
+    /// Removes the records of unprepared claims.
     pub fn forget(&mut self, given_back: &[Record]) -> Result<(), String> {
         for record in given_back {
             self.records.remove(&key(record));
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_is_on_record_as_long_as_a_pod_has_it() {
+    fn a_claim_is_on_record_while_a_pod_uses_it() {
         let dir = tempfile::tempdir().expect("a directory");
         let drivers = BTreeSet::from(["d".to_owned()]);
         let mut table = Table::read(dir.path());
@@ -305,7 +305,7 @@ mod tests {
         let all: Vec<&str> = record.cdi_devices("").collect();
         assert_eq!(all, ["example.com/gpu=1", "example.com/gpu=2"]);
         assert_eq!(record.cdi_devices("b").collect::<Vec<_>>(), ["example.com/gpu=2"]);
-        // Another kubelet asks again.
+        // A restarted kubelet asks again.
         assert_eq!(again.note(&claim("u"), &drivers, "p2"), Ok(Some(asked)));
         assert_eq!(again.leave("p1"), []);
         let last = again.leave("p2");
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_is_upstreams() {
+    fn the_file_has_upstreams_format() {
         let dir = tempfile::tempdir().expect("a directory");
         let mut table = Table::read(dir.path());
         table.note(&claim("u"), &["d".to_owned()].into(), "p").unwrap();

@@ -1,9 +1,9 @@
-//! The messages of the pod-resources API, v1. Those of v1alpha1 are the same with fewer fields, which
+//! The messages of the pod-resources API, v1. Those of v1alpha1 have fewer of the same fields; the others
 //! are left empty for it.
 
 use prost::Message;
 
-/// Of the calls that ask for everything.
+/// The request of calls without parameters.
 #[derive(Clone, PartialEq, Message)]
 pub struct Everything {}
 
@@ -27,7 +27,7 @@ pub struct Got {
     pub pod: Option<PodResources>,
 }
 
-/// CPUs and memory of containers have no place here: nothing is pinned.
+/// Without CPUs and memory: the kubelet pins none to containers.
 #[derive(Clone, PartialEq, Message)]
 pub struct Allocatable {
     #[prost(message, repeated, tag = "1")]

@@ -1,8 +1,8 @@
-//! Who has which devices, for programs on this node that measure or place: the pod-resources socket.
+//! The pod-resources socket: tells monitoring and placement programs on this node the pods' devices.
 //!
 //! In: `<root>/pod-resources/kubelet.sock`, services `v1.PodResourcesLister` (List, Get,
 //! GetAllocatableResources) and `v1alpha1.PodResourcesLister` (List). Out: devices of plugins and of
-//! claims, by pod and container. CPUs and memory are pinned to nobody, so that none are told.
+//! claims, by pod and container. The kubelet pins no CPUs and memory, so none are reported.
 //! Upstream: `pkg/kubelet/apis/podresources`. Deviation: a claim's device has its own CDI devices only.
 
 mod messages;
@@ -35,7 +35,7 @@ use messages::{
 const PER_SECOND: f64 = 100.0;
 const BURST: f64 = 10.0;
 
-/// What is counted: the end of the family's name, and its help.
+/// Counters: the end of the metric's name, and its help.
 const FAMILIES: [(&str, &str); 5] = [
     ("requests_total", "Cumulative number of requests to the PodResource endpoint."),
     ("requests_list", "Number of requests to the PodResource List endpoint."),
@@ -52,7 +52,7 @@ const GET: usize = 2;
 const GET_ALLOCATABLE: usize = 3;
 const GET_ERRORS: usize = 4;
 
-/// How often what was asked, by the version of the API.
+/// Numbers of requests, by version of the API and method.
 #[derive(Default)]
 pub struct Counts(Mutex<BTreeMap<(usize, &'static str), u64>>);
 
@@ -78,7 +78,7 @@ impl Counts {
     }
 }
 
-/// Requests that may still come at once, and when that was so.
+/// The remaining burst, and the time at which it was computed.
 struct Limit(Mutex<(f64, Instant)>);
 
 impl Limit {
@@ -102,13 +102,13 @@ struct Source {
     limit: Limit,
 }
 
-/// Answers until the stop.
+/// Serves until `stop`.
 pub async fn serve(context: Arc<Context>, pods: Arc<PodSet>, stop: Stop) {
     let dir = context.config.root_dir.join("pod-resources");
     let listener = match open(&dir) {
         Ok(listener) => listener,
         Err(error) => {
-            tracing::error!(dir = %dir.display(), %error, "nobody can ask for the pods' devices");
+            tracing::error!(dir = %dir.display(), %error, "failed to serve the pod-resources API");
             return;
         }
     };
@@ -158,7 +158,7 @@ impl Source {
         self.context.pod_resources.count(version, families);
     }
 
-    /// Those that are not over.
+    /// The pods that have not ended.
     fn active(&self) -> Vec<Arc<Pod>> {
         let is_active = |phase: Option<&str>| !matches!(phase, Some("Succeeded" | "Failed"));
         let views = self.pods.views().into_iter();
@@ -210,7 +210,7 @@ impl Source {
         Allocatable { devices: shown(self.context.device_plugins.healthy()) }
     }
 
-    /// With init containers that run on.
+    /// The containers include sidecars.
     fn pod(&self, pod: &Pod) -> PodResources {
         let spec = pod.spec.iter();
         let containers = spec.flat_map(|spec| {
@@ -256,7 +256,7 @@ impl Source {
     }
 }
 
-/// One line for each NUMA node that a device is near to.
+/// One entry for each NUMA node that a device is near.
 fn shown(devices: Vec<Told>) -> Vec<ContainerDevices> {
     let mut all = vec![];
     for Told { resource, id, nodes } in devices {
@@ -281,7 +281,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_asks_too_often_waits() {
+    fn too_many_requests_are_rejected() {
         let start = Instant::now();
         let limit = Limit(Mutex::new((BURST, start)));
         let asked = |after: Duration| (0..20).filter(|_| limit.allows(start + after)).count();
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_shown_at_each_of_its_nodes() {
+    fn a_device_is_listed_at_each_of_its_numa_nodes() {
         let told = |id: &str, nodes: &[i64]| Told {
             resource: "r/d".into(),
             id: id.into(),

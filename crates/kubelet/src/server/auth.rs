@@ -1,10 +1,9 @@
-//! Who calls the kubelet, and may they? Both answers come from the cluster: certificates of its CA,
+//! Authentication and authorization of the kubelet's callers, by the cluster: certificates of its CA,
 //! TokenReview, SubjectAccessReview.
 //!
 //! In: a connection's certificates, headers, method and path. Out: go on, or 401/403.
-//! Invariants: nothing is allowed that the API server did not allow; its answers are remembered for
-//! a short time only (allowed 5 min, denied 30 s, tokens 2 min), in bounded tables, by hashes: no token
-//! stays in memory.
+//! Invariants: only the API server's answers allow a request; they are cached for a short time only
+//! (allowed 5 min, denied 30 s, tokens 2 min), in bounded tables, by hashes: no token stays in memory.
 //! Upstream: `pkg/kubelet/server/auth.go`, delegating authentication and authorization.
 
 use std::sync::{Arc, Mutex};
@@ -40,8 +39,7 @@ pub struct Auth {
     node_name: String,
     tokens: Memory<Option<User>>,
     decisions: Memory<bool>,
-    /// The authority as it was read last, and what was made of it. Guards plain values, held for single
-    /// reads and writes.
+    /// The CA as last read, and its verifier. Guards plain values, held for single reads and writes.
     verifier: Mutex<Option<(String, Arc<ChainVerifier>)>>,
 }
 
@@ -110,7 +108,7 @@ impl Auth {
         let now = u64::try_from(base::clock::now().as_second()).ok()?;
         let verifier = self.verifier()?;
         if let Err(error) = verifier.verify(chain, now) {
-            tracing::debug!(%error, "a client's certificate is not accepted");
+            tracing::debug!(%error, "rejected a client certificate");
             return None;
         }
         let leaf = pki::Certificate::parse(chain.first()?).ok()?;
@@ -119,7 +117,7 @@ impl Auth {
         Some(User { name: leaf.common_name.clone(), groups, uid: String::new() })
     }
 
-    /// Of the authority as it is now: it is parsed when it is another one.
+    /// The verifier of the current CA, which is parsed again only when it changes.
     fn verifier(&self) -> Option<Arc<ChainVerifier>> {
         let authority = self.settings.client_ca.as_ref()?()?;
         let mut last = self.verifier.lock().expect("no panic while held");
@@ -143,7 +141,7 @@ impl Auth {
         let answer = match sent.await {
             Ok(bytes) => serde_json::from_slice::<Value>(&bytes).ok()?,
             Err(error) => {
-                tracing::warn!(error = error.text(), "a token cannot be reviewed");
+                tracing::warn!(error = error.text(), "failed to create a TokenReview");
                 return None;
             }
         };
@@ -201,7 +199,7 @@ fn verb(method: &Method) -> &'static str {
     }
 }
 
-/// Which subresources of the node allow a path, the narrow one first.
+/// The subresources of the node that authorize a path, the narrowest first.
 fn subresources(path: &str) -> &'static [&'static str] {
     let first = path.trim_start_matches('/').split('/').next().unwrap_or_default();
     match first {
@@ -227,7 +225,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_are_parts_of_the_node() {
+    fn paths_are_subresources_of_the_node() {
         let check =
             |path: &str, expected: &[&str]| assert_eq!(subresources(path), expected, "{path}");
         check("/stats/summary", &["stats"]);
@@ -238,7 +236,7 @@ mod tests {
         assert_eq!((verb(&Method::POST), verb(&Method::GET)), ("create", "get"));
     }
 
-    /// Knows the token `good`.
+    /// Accepts the token `good`.
     async fn review<B>(request: http::Request<B>) -> http::Response<Full<Bytes>>
     where
         B: http_body::Body<Data = Bytes, Error: std::fmt::Debug>,
@@ -250,7 +248,7 @@ mod tests {
         http::Response::new(Full::new(Bytes::from(json!({ "status": status }).to_string())))
     }
 
-    /// And how often the API server was asked.
+    /// An authenticator, and the number of calls to its API server.
     fn asked(settings: ServerAuth) -> (Auth, Arc<AtomicUsize>) {
         let times = Arc::new(AtomicUsize::new(0));
         let counted = times.clone();
@@ -262,14 +260,14 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn answers_about_tokens_are_kept_by_hashes_for_two_minutes() {
+    async fn token_reviews_are_cached_by_hashes_for_two_minutes() {
         let (auth, times) = asked(ServerAuth::default());
         let name = async |token: &str| auth.by_token(token).await.map(|user| user.name);
         for _ in 0..2 {
             assert_eq!(name("good").await.as_deref(), Some("jane"));
             assert_eq!(name("bad").await, None);
         }
-        assert_eq!(times.load(Ordering::Relaxed), 2, "each is asked about once");
+        assert_eq!(times.load(Ordering::Relaxed), 2, "one review per token");
         assert!(auth.tokens.get(&key_of(["good"])).is_some());
         tokio::time::advance(TOKENS).await;
         assert_eq!(name("good").await.as_deref(), Some("jane"));
@@ -277,7 +275,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_authority_is_parsed_once_and_again_when_it_is_another() {
+    async fn a_ca_is_parsed_again_only_when_it_changes() {
         let one = pki::Authority::generate("one").expect("keys can be made");
         let two = pki::Authority::generate("two").expect("keys can be made");
         let text = Arc::new(Mutex::new(one.cert_pem().to_owned()));

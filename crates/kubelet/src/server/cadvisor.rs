@@ -1,7 +1,7 @@
-//! `/metrics/cadvisor`: containers and pods in the names that dashboards expect.
+//! `/metrics/cadvisor`: metrics of containers and pods with the names that dashboards expect.
 //!
-//! In: the runtime's counters. Out: Prometheus text; a pod's own rows have an empty `container`.
-//! Upstream: cAdvisor's `metrics/prometheus.go`, as far as a runtime's figures go.
+//! In: the runtime's counters. Out: Prometheus text; a pod's own series have an empty `container`.
+//! Upstream: cAdvisor's `metrics/prometheus.go`, as far as the runtime has the numbers.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -146,7 +146,7 @@ impl Samples {
         }
     }
 
-    /// What the kernel counts beside the runtime's figures.
+    /// Counters of the kernel that the runtime does not report.
     fn kernel(&mut self, labels: &Labels, cgroup: &Path) {
         let Some(counted) = kernel_counts::throttling(cgroup) else { return };
         let plain = labels.with(&[]);
@@ -159,7 +159,7 @@ impl Samples {
         }
     }
 
-    /// A pod that is in the node's network has no packets of its own.
+    /// A pod in the host's network has no packets of its own.
     fn packets(&mut self, labels: &Labels, view: &View, cgroups: &Cgroups) {
         let Some(pod) = &view.pod else { return };
         let on_host = pod.spec.as_ref().and_then(|spec| spec.host_network) == Some(true);
@@ -241,7 +241,7 @@ struct Labels {
 }
 
 impl Labels {
-    /// In the order of their names, as cAdvisor has them.
+    /// Sorted by name, like cAdvisor's.
     fn with(&self, more: &[(&str, &str)]) -> String {
         let mut all = vec![
             ("container", self.container.as_str()),
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn families_are_sorted_as_they_are_printed() {
+    fn families_are_sorted() {
         assert!(FAMILIES.is_sorted_by_key(|family| family.0));
     }
 }

@@ -1,14 +1,13 @@
-//! Counters that CRI has no words for, from the kernel: how often a container was throttled, and a
-//! pod's packets.
+//! Counters of the kernel that CRI does not have: CPU throttling of containers, and a pod's network
+//! packets.
 //!
-//! In: files of cgroups and of /proc. Out: numbers. Where a runtime has its cgroups elsewhere, there
-//! are none.
+//! In: files of cgroups and of /proc. Out: numbers; none if the runtime has its cgroups elsewhere.
 //! Upstream: cAdvisor, by the same files.
 
 use std::fs;
 use std::path::Path;
 
-/// Since the container started.
+/// Totals since the container started.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Throttling {
     pub periods: u64,
@@ -25,12 +24,12 @@ pub struct Packets {
     pub sent_dropped: u64,
 }
 
-/// From a cgroup's `cpu.stat`; `None` where no quota was ever counted.
+/// From a cgroup's `cpu.stat`; `None` if no period of a quota was counted.
 pub fn throttling(cgroup: &Path) -> Option<Throttling> {
     parse_throttling(&fs::read_to_string(cgroup.join("cpu.stat")).ok()?)
 }
 
-/// Of the network that the first process of a cgroup sees, but for the loopback.
+/// The network interfaces of a cgroup's first process, without the loopback.
 pub fn packets(cgroup: &Path) -> Vec<Packets> {
     let processes = fs::read_to_string(cgroup.join("cgroup.procs")).unwrap_or_default();
     let Some(pid) = processes.lines().next() else { return vec![] };
@@ -75,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn throttling_is_told_by_both_kinds_of_cgroups() {
+    fn throttling_is_read_from_both_cgroup_versions() {
         let check = |text: &str, expected: Option<(u64, u64, f64)>| {
             let got = parse_throttling(text);
             let got = got.map(|t| (t.periods, t.throttled_periods, t.throttled_seconds));
@@ -89,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_are_read_but_those_of_the_loopback() {
+    fn packets_are_read_without_the_loopback() {
         let table = "Inter-|   Receive                |  Transmit\n \
              face |bytes    packets errs drop fifo frame compressed multicast|bytes packets errs drop\n    \
              lo:     100       1    0    0    0     0          0         0      100       1    0    0    0     0       0          0\n  \

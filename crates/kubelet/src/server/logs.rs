@@ -1,11 +1,11 @@
-//! Container logs: CRI lines from a file as people want them.
+//! Container logs: reads the CRI log format.
 //!
 //! ```text
 //! 2026-01-01T00:00:00.123456789Z stdout F a whole line
 //! 2026-01-01T00:00:00.123456789Z stderr P the beginning of a long
 //! ```
 //!
-//! In: a file, options. Out: bytes, as they come when following; the file may be rotated meanwhile.
+//! In: a file, options. Out: bytes, as they are written when following; the file may be rotated meanwhile.
 //! Upstream: `pkg/kubelet/kuberuntime/logs`.
 
 use std::io;
@@ -25,16 +25,16 @@ pub struct Options {
     pub tail: Option<u64>,
     pub since: Option<Timestamp>,
     pub limit_bytes: Option<u64>,
-    /// `Stdout` or `Stderr`; both for `None`.
+    /// `stdout` or `stderr`; `None` for both.
     pub stream: Option<&'static str>,
     pub previous: bool,
 }
 
-/// Upstream: a line longer than this is cut by the runtime into partial ones.
+/// Upstream: the runtime splits a longer line into partial ones.
 const LINE_LIMIT: u64 = 1 << 20;
 const BLOCK: u64 = 16 << 10;
 
-/// What of one raw line goes out; `None` when the options leave it out.
+/// The output for one raw line; `None` if the options exclude it.
 fn render(line: &[u8], options: &Options) -> Option<Vec<u8>> {
     let mut parts = line.splitn(4, |byte| *byte == b' ');
     let (stamp, stream, tags, text) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
@@ -53,14 +53,14 @@ fn render(line: &[u8], options: &Options) -> Option<Vec<u8>> {
         out.push(b' ');
     }
     out.extend_from_slice(text);
-    // A partial line has its end in a later one.
+    // A partial line continues in a later one.
     if tags.split(|byte| *byte == b':').next() == Some(b"P") && out.last() == Some(&b'\n') {
         out.pop();
     }
     Some(out)
 }
 
-/// Where the last `count` lines begin.
+/// The offset at which the last `count` lines begin.
 async fn tail_offset(file: &mut tokio::fs::File, count: u64) -> io::Result<u64> {
     let length = file.seek(SeekFrom::End(0)).await?;
     if count == 0 {
@@ -76,7 +76,7 @@ async fn tail_offset(file: &mut tokio::fs::File, count: u64) -> io::Result<u64> 
         file.read_exact(block).await?;
         for (index, byte) in block.iter().enumerate().rev() {
             let position = at + index as u64;
-            // The newline at the very end closes the last line.
+            // The newline at the end of the file closes the last line.
             if *byte == b'\n' && position + 1 != length {
                 seen += 1;
                 if seen == count {
@@ -88,7 +88,7 @@ async fn tail_offset(file: &mut tokio::fs::File, count: u64) -> io::Result<u64> 
     Ok(0)
 }
 
-/// Sends the log to `out` until its end; when following, until `ended` resolves or nobody listens.
+/// Sends the log to `out` up to its end; when following, until `ended` resolves or `out` is closed.
 pub async fn send(
     path: &Path,
     options: &Options,
@@ -125,7 +125,7 @@ pub async fn send(
             line.clear();
             continue;
         }
-        // The end, for now. Has the file been replaced?
+        // The end of the file so far. Has the file been replaced?
         if let Ok(now) = tokio::fs::metadata(path).await
             && now.ino() != inode
         {
@@ -140,7 +140,7 @@ pub async fn send(
         let Some(watcher) = &watcher else { return Ok(()) };
         tokio::select! {
             () = watcher.changed() => {}
-            // What was written before the end is still to be read.
+            // Output from before the container's end must still be read.
             () = &mut ended => over = true,
             () = out.closed() => return Ok(()),
         }

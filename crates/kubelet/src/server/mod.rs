@@ -1,13 +1,13 @@
 //! The kubelet's HTTPS server: logs, exec, attach, port-forward, pods, statistics, health.
 //!
 //! ```text
-//! TLS ─► who? may they? (auth) ─► route by the first path segment ─► handler
+//! TLS ─► authenticate, authorize (auth) ─► route by the first path segment ─► handler
 //!                                   │ /exec /attach /portForward: 101, then streams in a task
 //!                                   └ /containerLogs: a body that grows
 //! ```
 //!
-//! In: requests, mostly proxied by the API server. Out: upstream's answers, in its words.
-//! Invariant: nothing here changes a pod; it reads the pod set and asks the runtime.
+//! In: requests, mostly proxied by the API server. Out: upstream's answers, with its texts.
+//! Invariant: the server changes no pod; it reads the pod set and calls the runtime.
 //! Upstream: `pkg/kubelet/server/server.go`.
 
 mod auth;
@@ -81,7 +81,7 @@ impl Server {
         self.0.tasks.spawn_graceful("kubelet-server", serving);
     }
 
-    /// Serves `/healthz` alone, in the clear, on a local address.
+    /// Serves only `/healthz`, without TLS, on a local address.
     pub fn listen_health(&self, listener: Listener) {
         let service = tower::service_fn(move |request: Request<Incoming>| async move {
             let known =
@@ -160,7 +160,7 @@ impl Server {
             let mut pod = Pod::clone(view.pod.as_ref()?);
             pod.status = Some(view.status);
             let mut tree = serde_json::to_value(pod).ok()?;
-            // Items of a list name no kind.
+            // Items of a list have no kind.
             tree.as_object_mut()?.retain(|key, _| key != "apiVersion" && key != "kind");
             Some(tree)
         });
@@ -446,7 +446,7 @@ async fn until_ended(runtime: &dyn cri::Runtime, id: &str) {
                     Ok(_) => {}
                     Err(RecvError::Lagged(_)) => break,
                     Err(RecvError::Closed) => {
-                        events = Err(cri::Error::Unavailable("the runtime is gone".into()));
+                        events = Err(cri::Error::Unavailable("the runtime is unavailable".into()));
                         break;
                     }
                 }
@@ -460,7 +460,7 @@ fn container_of(spec: &PodSpec, name: &str) -> Option<k8s_openapi::api::core::v1
     all_containers(spec).into_iter().map(|(_, c)| c).find(|c| c.name == name)
 }
 
-/// Which run of the container has the wanted log. Upstream: validateContainerLogStatus.
+/// Chooses the run of the container that has the requested log. Upstream: validateContainerLogStatus.
 fn log_source(
     view: &View,
     pod: &str,
@@ -546,7 +546,7 @@ impl Query {
         self.one(key).is_some_and(|value| matches!(value, "1" | "true" | "True" | "t"))
     }
 
-    /// The API server's names, and the short ones that the kubelet's own clients use.
+    /// Accepts the API server's names, and the short ones of the kubelet's direct clients.
     fn streams(&self) -> Streams {
         Streams {
             stdin: self.is("input") || self.is("stdin"),
@@ -593,7 +593,7 @@ impl Query {
     }
 }
 
-/// Binds both servers' addresses.
+/// Binds an address of a server.
 pub async fn bind(address: SocketAddr) -> Result<Listener, crate::Error> {
     Listener::tcp(address)
         .await

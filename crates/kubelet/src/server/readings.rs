@@ -1,15 +1,15 @@
-//! One reading of what containers and pods use, and rates between two readings.
+//! A sample of the usage of containers and pods, and CPU rates between two samples.
 //!
-//! In: the runtime's counters. Out: figures by container id and by pod uid, with CPU rates where the
-//! runtime has totals only.
-//! Invariant: nothing is read unless somebody asks; a rate covers a second at least.
+//! In: the runtime's counters. Out: statistics by container id and by pod uid, with CPU rates if the
+//! runtime has only totals.
+//! Invariant: usage is read only on request; a rate covers at least a second.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
 
 use cri::{ContainerStats, CpuUsage, PodSandboxStats};
 
-/// A rate over less is noise.
+/// The minimum interval of a rate, in nanoseconds.
 const SPAN: i64 = 1_000_000_000;
 
 #[derive(Clone, Copy, Debug)]
@@ -17,16 +17,16 @@ struct Sample {
     at: i64,
     total: u64,
     rate: u64,
-    /// Somebody asked for it in the last round.
+    /// It was requested in this round.
     is_fresh: bool,
 }
 
-/// CPU rates since the last time that somebody asked.
+/// The last samples, for CPU rates.
 #[derive(Default)]
 pub struct Rates(Mutex<HashMap<String, Sample>>);
 
 impl Rates {
-    /// Nanoseconds of CPU per second: since the last reading, or since `start` when this is the first.
+    /// Nanoseconds of CPU per second: since the last sample, or since `start` if this is the first.
     /// All times are in nanoseconds.
     pub fn rate(&self, id: &str, at: i64, total: u64, start: i64) -> u64 {
         let mut samples = self.0.lock().expect("no panic while held");
@@ -43,14 +43,14 @@ impl Rates {
         rate
     }
 
-    /// Ends a round: what nobody asked about is gone.
+    /// Ends a round: samples that it did not request are dropped.
     pub fn forget_others(&self) {
         let mut samples = self.0.lock().expect("no panic while held");
         samples.retain(|_, sample| std::mem::take(&mut sample.is_fresh));
     }
 }
 
-/// What the runtime says about everything.
+/// The runtime's statistics.
 #[derive(Default)]
 pub struct Readings {
     pub containers: HashMap<String, ContainerStats>,
@@ -68,11 +68,11 @@ impl Readings {
                 out.containers = all.into_iter().filter_map(|one| Some((id(&one)?, one))).collect();
             }
             Err(error) => {
-                tracing::debug!(%error, "the runtime has no figures of containers");
+                tracing::debug!(%error, "failed to list the containers' statistics");
                 out.failed = true;
             }
         }
-        // Not every runtime has figures of pods; sums of their containers' stand in for them.
+        // If a runtime has no statistics of pods, the sums of their containers replace them.
         for pod in runtime.list_pod_sandbox_stats(None).await.unwrap_or_default() {
             let meta = pod.attributes.as_ref().and_then(|a| a.metadata.as_ref());
             if let Some(uid) = meta.map(|meta| meta.uid.clone()) {
@@ -100,9 +100,9 @@ mod tests {
         };
         check(10, 5000, 500);
         check(20, 25_000, 2000);
-        // Too soon: the rate before stands.
+        // Too soon: the earlier rate stays.
         assert_eq!(rates.rate("a", 20 * SPAN + 5, 25_000_000_001, 0), 2_000_000_000);
-        // A restarted counter is no negative rate.
+        // A restarted counter gives no negative rate.
         check(30, 1, 0);
         rates.forget_others();
         rates.forget_others();

@@ -1,4 +1,4 @@
-//! Metrics for scrapers: the kubelet's own, and what `kubectl top` and autoscalers come from.
+//! `/metrics`, `/metrics/probes` and `/metrics/resource`; `kubectl top` and autoscalers use the last.
 //!
 //! In: the runtime's counters, the machine. Out: Prometheus text.
 //! Upstream: `pkg/kubelet/metrics`, `pkg/kubelet/metrics/collectors/resource_metrics.go`.
@@ -29,12 +29,12 @@ pub fn prometheus(body: String) -> Response<Body> {
     response.map(|_| transport::full(Bytes::from(body)))
 }
 
-/// How often containers were probed.
+/// The probes' metrics.
 pub fn probes(counts: &Counts) -> Response<Body> {
     prometheus(counts.text())
 }
 
-/// The kubelet's own figures.
+/// The kubelet's own metrics.
 pub async fn metrics(pods: &PodSet, context: &Context) -> Response<Body> {
     let views = pods.views();
     let running = views.iter().filter(|v| v.observed.running().next().is_some()).count();
@@ -72,7 +72,7 @@ pub async fn metrics(pods: &PodSet, context: &Context) -> Response<Body> {
     prometheus(out)
 }
 
-/// How full the volumes of claims are; each claim once, whoever uses it.
+/// Usage of the claims' volumes; each claim once, for any number of pods.
 async fn encode_volumes(out: &mut String, context: &Context, views: &[View]) {
     const FAMILIES: [(&str, &str); 6] = [
         ("available_bytes", "Number of available bytes in the volume"),

@@ -1,4 +1,4 @@
-//! exec, attach and port-forward: the runtime's streams joined to the client's.
+//! exec, attach and port-forward: connects the runtime's streams to the client's.
 //!
 //! In: a session from `transport::remote`, streams from the runtime. Out: nothing; the returned
 //! futures run until either side ends. Upstream: `pkg/kubelet/server/{remotecommand,portforward}`.
@@ -36,7 +36,7 @@ fn exit_status(outcome: Result<i32, String>) -> Vec<u8> {
 
 async fn copy_out(from: Option<impl AsyncRead + Unpin>, to: Option<impl AsyncWrite + Unpin>) {
     if let (Some(mut from), Some(mut to)) = (from, to) {
-        // Either side may go first; both are the end of this stream.
+        // Either side may close first; both end this stream.
         let _ = tokio::io::copy(&mut from, &mut to).await;
         let _ = to.shutdown().await;
     }
@@ -56,14 +56,14 @@ async fn resize(
     }
 }
 
-/// Joins a running command to its client and tells how it ended.
+/// Connects a running command to its client, and reports its exit status.
 pub async fn exec(session: ServerSession, streams: Result<ExecStreams, cri::Error>) {
     let ServerSession { stdin, stdout, stderr, resize: sizes, status } = session;
     let streams = match streams {
         Ok(streams) => streams,
         Err(error) => {
             drop((stdin, stdout, stderr));
-            // The client may be gone; nobody else wants to know.
+            // A client that has disconnected needs no answer.
             let _ = status.send(exit_status(Err(error.to_string())));
             return;
         }
@@ -75,7 +75,7 @@ pub async fn exec(session: ServerSession, streams: Result<ExecStreams, cri::Erro
     let output = async {
         tokio::join!(copy_out(streams.stdout, stdout), copy_out(streams.stderr, stderr));
     };
-    // All output first, then the end: a client reads to the status.
+    // All output comes before the status, because a client reads up to the status.
     let finished = async {
         let (_, exit) = tokio::join!(output, streams.exit);
         exit
@@ -95,20 +95,20 @@ pub async fn exec(session: ServerSession, streams: Result<ExecStreams, cri::Erro
 /// The effect of the end of a client's input on an attach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InputEnd {
-    /// The end of its own input; the client goes on reading.
+    /// It ends the container's input; the client goes on reading.
     Container,
-    /// The end of this client: the container's input stays open for the next one.
+    /// It ends this client's session: the container's input stays open for the next client.
     Client,
 }
 
 impl InputEnd {
-    /// Upstream: the runtimes' attach, which know of `stdinOnce`.
+    /// Upstream: the runtimes' attach, which handle `stdinOnce`.
     pub fn of(stdin_once: bool, tty: bool) -> Self {
         if stdin_once && !tty { Self::Container } else { Self::Client }
     }
 }
 
-/// Joins a container's own streams to a client.
+/// Connects a container's own streams to a client.
 pub async fn attach(
     session: ServerSession,
     streams: Result<AttachStreams, cri::Error>,
@@ -143,8 +143,8 @@ pub async fn attach(
     let _ = status.send(exit_status(outcome));
 }
 
-/// One forwarded connection. It ends with the pod's side; `client_gone` resolves when the client's
-/// session is over.
+/// Forwards one connection, until the pod's side ends; `client_gone` resolves when the client's session
+/// is over.
 pub async fn forward(
     runtime: Arc<dyn Runtime>,
     sandbox: String,
@@ -153,8 +153,8 @@ pub async fn forward(
 ) {
     let Forward { port, data, mut error } = one;
     let told = match runtime.port_forward(&sandbox, port).await {
-        // Resets are how connections end; the client sees its stream close. A runtime that is
-        // another process tells of a refusal in words, in place of the first byte.
+        // Connections may end with a reset; then the client's stream just closes. A runtime in another
+        // process reports a refused connection as text, in place of the first byte.
         Ok(pod) => match join(data, pod, client_gone).await {
             Err(why) if why.kind() == io::ErrorKind::Other => Some(why.to_string()),
             _ => None,
@@ -162,15 +162,15 @@ pub async fn forward(
         Err(why) => Some(format!("error forwarding port {port} to pod {sandbox}: {why}")),
     };
     if let Some(text) = told {
-        // The client may be gone; there is no one else to tell.
+        // The client may have disconnected; there is no other receiver.
         let _ = error.write_all(text.as_bytes()).await;
         let _ = error.shutdown().await;
     }
 }
 
-/// Copies both ways. The pod's end is the end: what it said arrives, and a client that keeps its
-/// half open holds nothing open. A client's half-close is only passed on, for the pod may have an
-/// answer; unless the client is gone, whom no answer reaches.
+/// Copies both ways. The pod's end ends the connection: its output still arrives, and a client that
+/// leaves its half open delays nothing. A client's half-close is only passed on, because the pod may still
+/// answer, unless the client has disconnected.
 async fn join(
     client: impl AsyncRead + AsyncWrite,
     pod: impl AsyncRead + AsyncWrite,
@@ -204,7 +204,7 @@ mod tests {
 
     use super::*;
 
-    /// The client's half-close is passed on, and the pod's answer arrives, however late.
+    /// The client's half-close is passed on, and a late answer of the pod arrives.
     #[tokio::test(start_paused = true)]
     async fn a_forwarded_connection_ends_with_the_pod() {
         let (near, client) = tokio::io::duplex(4);
@@ -215,7 +215,7 @@ mod tests {
             to_join.write_all(b"a question").await.expect("writes");
             to_join.shutdown().await.expect("ends");
         };
-        // The client's half-close does not take the answer away, however late it is.
+        // After the client's half-close, even a late answer arrives.
         let reply = async {
             let mut question = String::new();
             pod.read_to_string(&mut question).await.expect("reads");
@@ -229,11 +229,11 @@ mod tests {
             tokio::join!(ask, reply, from_join.read_to_string(&mut answer), joined);
         read.expect("reads");
         assert_eq!((question.as_str(), answer.as_str()), ("a question", "an answer"));
-        joined.expect("it ends by itself").expect("it ends well");
+        joined.expect("the connection ends by itself").expect("no error");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_silent_client_holds_nothing_open() {
+    async fn a_silent_client_does_not_keep_a_connection_open() {
         let (near, mut client) = tokio::io::duplex(4);
         let (far, mut pod) = tokio::io::duplex(4);
         let talk = async {
@@ -245,18 +245,18 @@ mod tests {
         let ((), read, joined) = tokio::join!(talk, client.read_to_string(&mut heard), joined);
         read.expect("reads");
         assert_eq!(heard, "that is all");
-        joined.expect("it ends by itself").expect("it ends well");
-        // A client that is gone is not waited for, either.
+        joined.expect("the connection ends by itself").expect("no error");
+        // A disconnected client is not waited for, either.
         let (near, client) = tokio::io::duplex(4);
         let (far, _pod) = tokio::io::duplex(4);
         drop(client);
         let joined = tokio::time::timeout(LINGER * 10, join(near, far, std::future::ready(())));
-        joined.await.expect("it ends by itself").expect("it ends well");
+        joined.await.expect("the connection ends by itself").expect("no error");
     }
 
-    /// Does an attach end with the client's input? Its container reads for ever, and says nothing.
+    /// Whether an attach ends with the client's input; its container only reads.
     #[tokio::test(start_paused = true)]
-    async fn an_attach_ends_with_its_input_where_the_containers_stays_open() {
+    async fn an_attach_ends_with_its_input_if_the_containers_stays_open() {
         for (stdin_once, tty, expected) in
             [(true, false, false), (true, true, true), (false, false, true), (false, true, true)]
         {
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn ends_are_statuses() {
+    fn exit_codes_become_statuses() {
         let read = |outcome| -> serde_json::Value {
             serde_json::from_slice(&exit_status(outcome)).expect("JSON")
         };

@@ -1,4 +1,4 @@
-//! `/stats/summary`: what the node, its pods and their volumes use.
+//! `/stats/summary`: usage of the node, its pods and their volumes.
 //!
 //! In: the runtime's counters, the kernel's, the file systems'. Out: upstream's summary JSON.
 //! Upstream: `pkg/kubelet/server/stats/summary.go`, `k8s.io/kubelet/pkg/apis/stats/v1alpha1`.
@@ -36,7 +36,7 @@ fn nanoseconds(time: Timestamp) -> i64 {
     i64::try_from(time.as_nanosecond()).unwrap_or(i64::MAX)
 }
 
-/// Keeps what is known.
+/// Drops the values that are unknown.
 fn known<const N: usize>(pairs: [(&str, Option<u64>); N]) -> Map<String, Value> {
     let pairs = pairs.into_iter();
     pairs.filter_map(|(key, value)| Some((key.to_string(), json!(value?)))).collect()
@@ -84,7 +84,7 @@ fn network(network: &NetworkUsage) -> Value {
     out.into()
 }
 
-/// A file system of which `used` bytes and `inodes` belong to somebody.
+/// A file system, with `used` bytes and `inodes` of one user.
 fn fs_of(disk: &Disk, used: Option<u64>, inodes: Option<u64>, now: &str) -> Map<String, Value> {
     let mut out = known([
         ("availableBytes", Some(disk.free_bytes)),
@@ -119,7 +119,7 @@ pub async fn summary(context: &Context, pods: &PodSet, rates: &Rates) -> Respons
     json_answer(&json!({"node": node, "pods": items}))
 }
 
-/// Bytes below directories that belong to pods: volumes and logs.
+/// Bytes in the pods' directories: volumes and logs.
 async fn directories(context: &Context, views: &[View]) -> BTreeMap<PathBuf, u64> {
     let mut wanted = vec![];
     for view in views {
@@ -137,7 +137,7 @@ async fn directories(context: &Context, views: &[View]) -> BTreeMap<PathBuf, u64
     walked.await.unwrap_or_default()
 }
 
-/// Where a volume is that is the pod's alone.
+/// The directory of a volume that only this pod uses.
 fn own_directory(dir: &PodDir, volume: &Volume) -> Option<PathBuf> {
     let plugin = if volume.empty_dir.is_some() {
         "empty-dir"
@@ -155,13 +155,13 @@ fn own_directory(dir: &PodDir, volume: &Volume) -> Option<PathBuf> {
     Some(dir.volume(plugin, &volume.name))
 }
 
-/// The claim that a pod's volume stands for.
+/// The claim of a pod's volume.
 pub fn claim_of(pod: &str, volume: &Volume) -> Option<String> {
     let named = volume.persistent_volume_claim.as_ref().map(|claim| claim.claim_name.clone());
     named.or_else(|| volume.ephemeral.as_ref().map(|_| format!("{pod}-{}", volume.name)))
 }
 
-/// How full the volume of a claim is: by its driver's word, else by its file system's.
+/// Usage of a claim's volume: the driver's numbers, else the file system's.
 pub async fn usage(context: &Context, view: &View, volume: &str) -> Option<Usage> {
     let pod = view.pod.as_ref()?;
     if let Some(usage) = context.csi.usage(names::uid(pod), volume).await {
@@ -181,7 +181,7 @@ struct World<'a> {
     readings: &'a Readings,
     rates: &'a Rates,
     disks: &'a BTreeMap<PathBuf, u64>,
-    /// The kubelet's.
+    /// The kubelet's file system.
     disk: &'a Disk,
     now: &'a str,
 }
@@ -213,7 +213,7 @@ impl World<'_> {
         Some(out)
     }
 
-    /// CPU, memory, network and processes: the pod's own, or the sum of its containers'.
+    /// CPU, memory, network and processes: the pod's own numbers, or the sum of its containers'.
     fn pod_figures(
         &self,
         out: &mut Value,
@@ -353,7 +353,7 @@ impl World<'_> {
     }
 }
 
-/// The kernel's pressure figures as JSON.
+/// The kernel's PSI statistics as JSON.
 fn pressure(text: &str) -> Option<Value> {
     let none = || json!({"total": 0, "avg10": 0.0, "avg60": 0.0, "avg300": 0.0});
     let mut out = json!({"full": none(), "some": none()});
@@ -373,7 +373,7 @@ fn pressure(text: &str) -> Option<Value> {
     found.then_some(out)
 }
 
-/// All interfaces of the node; the one of the default route first, as its own figures.
+/// All interfaces of the node; the default route's comes first and is also the node's own.
 fn node_network(now: &str) -> Option<Value> {
     let table = fs::read_to_string("/proc/thread-self/net/dev").ok()?;
     let routes = fs::read_to_string("/proc/thread-self/net/route").unwrap_or_default();
@@ -382,7 +382,7 @@ fn node_network(now: &str) -> Option<Value> {
     for line in table.lines().skip(2) {
         let (name, numbers) = line.split_once(':')?;
         let numbers: Vec<u64> = numbers.split_whitespace().filter_map(|n| n.parse().ok()).collect();
-        // Ends of pods' pairs are told with the pods.
+        // The pods' ends of veth pairs are reported with the pods.
         let name = name.trim();
         if name == "lo" || name.starts_with("veth") {
             continue;
@@ -406,7 +406,7 @@ fn default_interface(routes: &str) -> Option<&str> {
     })
 }
 
-/// Adds the numbers of several readings; texts come from the first.
+/// Adds the numbers of several samples; texts come from the first.
 fn sum(all: &[Value]) -> Value {
     let mut out = all.first().cloned().unwrap_or_else(|| json!({}));
     for other in all.iter().skip(1) {

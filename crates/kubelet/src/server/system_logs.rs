@@ -1,11 +1,11 @@
-//! The node's system logs: `/logs/`, a directory to look at.
+//! The node's system logs at `/logs/`: a directory listing, or a file.
 //!
 //! In: a path below `/var/log`. Out: a list of names, or a file's bytes.
-//! Invariants: the kernel resolves the path and never leaves the directory; what is no file or
-//! directory (a FIFO, a device) is not opened for reading.
+//! Invariants: the kernel resolves the path and never leaves the directory; only regular files and
+//! directories are opened for reading, no FIFOs or devices.
 //! Upstream: `kubelet.go` ServeLogs, Go's `http.FileServer`.
-//! Deviation: links that lead out of the directory are not followed. Who may write there (a pod with
-//! a hostPath volume) could show all of the node's files to who may read logs.
+//! Deviation: links that lead out of the directory are not followed. Otherwise a writer of the directory
+//! (a pod with a hostPath volume) could expose every file of the node to all readers of logs.
 
 use std::convert::Infallible;
 use std::fs::File;
@@ -29,16 +29,16 @@ use super::{Answer, text};
 
 pub const DIRECTORY: &str = "/var/log";
 const CHUNK: usize = 64 << 10;
-/// Chunks on their way: a slow reader holds the file, not the memory.
+/// Buffered chunks: a slow reader keeps the file open, but not in memory.
 const AHEAD: usize = 4;
 
-/// What a path leads to.
+/// The target of a path.
 enum Found {
     Names(Vec<String>),
     File { file: File, length: u64 },
 }
 
-/// Serves `path` (as it came, with the leading `/logs`) from below `directory`.
+/// Serves `path` (raw, with the leading `/logs`) from below `directory`.
 pub async fn serve(directory: &'static str, path: &str) -> Answer {
     let wanted = path.strip_prefix("/logs").unwrap_or(path);
     if wanted.is_empty() {
@@ -83,7 +83,7 @@ fn find(directory: &Path, relative: &str) -> io::Result<Found> {
     if !facts.is_dir() {
         return Err(io::ErrorKind::NotFound.into());
     }
-    // The directory that was opened, whatever its path leads to by now.
+    // List the opened directory, even if its path has changed meanwhile.
     names(&file).map(Found::Names)
 }
 
@@ -107,7 +107,7 @@ fn names(directory: &File) -> io::Result<Vec<String>> {
 
 fn moved(to: &str) -> Response<Body> {
     let mut response = text(StatusCode::MOVED_PERMANENTLY, "");
-    // What cannot be said in a header leads nowhere.
+    // A name that is no valid header value gets no Location.
     if let Ok(place) = escaped(to).parse() {
         response.headers_mut().insert(header::LOCATION, place);
     }
@@ -126,7 +126,7 @@ fn listing(names: &[String]) -> Response<Body> {
             .replace('<', "&lt;")
             .replace('>', "&gt;")
             .replace('"', "&#34;");
-        // A name with a colon is no scheme.
+        // With `./`, a name with a colon is not taken for a URL with a scheme.
         page.push_str(&format!("<a href=\"./{}\">{shown}</a>\n", escaped(name)));
     }
     page.push_str("</pre>\n");
@@ -136,7 +136,7 @@ fn listing(names: &[String]) -> Response<Body> {
     response
 }
 
-/// As long as the file is now: what is written meanwhile is for the next who asks.
+/// Sends the file at its current length; later bytes are not sent.
 fn content(file: File, length: u64) -> Response<Body> {
     let (out, chunks) = mpsc::channel::<Bytes>(AHEAD);
     tokio::task::spawn_blocking(move || {
@@ -162,7 +162,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_directory_is_shown_and_never_left() {
+    async fn a_directory_is_listed_and_never_left() {
         let root = tempfile::tempdir().expect("a directory");
         let place = root.path().join("log");
         std::fs::create_dir_all(place.join("a dir")).expect("a directory");

@@ -1,4 +1,4 @@
-//! Writes a set of files into a volume so that readers see all of the old or all of the new.
+//! Writes a set of files into a volume atomically: readers see all old files or all new ones.
 //!
 //! ```text
 //! <dir>/..2026_11_21_14_00_00.123456789/config.yaml     the files
@@ -8,7 +8,7 @@
 //!
 //! In: relative paths with content and mode. Out: whether anything changed.
 //! Invariants: an unchanged payload touches nothing; paths never leave the directory.
-//! Upstream: `pkg/volume/util/atomic_writer.go`; the names are part of what users rely on.
+//! Upstream: `pkg/volume/util/atomic_writer.go`; users rely on the names.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -23,7 +23,7 @@ const DATA_NEXT: &str = "..data_tmp";
 pub struct File {
     pub bytes: Vec<u8>,
     pub mode: u32,
-    /// Owner, where it is not root (tokens of a pod that runs as one user).
+    /// The owner, if it is not root (tokens of a pod whose containers all run as one user).
     pub owner: Option<u32>,
 }
 
@@ -37,7 +37,7 @@ pub fn is_safe(path: &str) -> bool {
         && Path::new(path).components().all(|part| matches!(part, Component::Normal(_)))
 }
 
-/// Makes `dir` hold exactly `payload`; true when something was written.
+/// Makes `dir` contain exactly `payload`; true if it wrote anything.
 /// `group` owns the files and may read them.
 pub fn write(dir: &Path, payload: &Payload, group: Option<u32>) -> io::Result<bool> {
     if let Some(bad) = payload.keys().find(|path| !is_safe(path)) {
@@ -67,7 +67,7 @@ pub fn write(dir: &Path, payload: &Payload, group: Option<u32>) -> io::Result<bo
     Ok(true)
 }
 
-/// Whether files were written into `dir` at some time.
+/// Whether files were ever written into `dir`.
 pub fn is_filled(dir: &Path) -> bool {
     dir.join(DATA).exists()
 }
@@ -97,7 +97,7 @@ fn write_file(path: &Path, file: &File, group: Option<u32>) -> io::Result<()> {
     if file.owner.is_some() || group.is_some() {
         chown(path, file.owner, group)?;
     }
-    // Upstream: the owning group may read (and write what the owner may write).
+    // Upstream: the owning group may read.
     let mode = if group.is_some() { file.mode | 0o440 } else { file.mode };
     fs::set_permissions(path, fs::Permissions::from_mode(mode))
 }
@@ -114,7 +114,7 @@ fn own_directories(dir: &Path, group: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// True when `dir` has just these files with these bytes and modes.
+/// True if `dir` has exactly these files with these bytes and modes.
 fn holds(dir: &Path, payload: &Payload) -> bool {
     let mut found = BTreeSet::new();
     if collect(dir, "", &mut found).is_err() || found.len() != payload.len() {
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn contents_are_swapped_at_once() {
+    fn contents_are_swapped_atomically() {
         let dir = tempfile::tempdir().expect("a directory");
         let dir = dir.path();
         let first = payload(&[("a", "1"), ("sub/b", "2")]);
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_stay_inside() {
+    fn paths_stay_inside_the_volume() {
         for bad in ["", "/etc/passwd", "../x", "a/../../b", "..data", "./a"] {
             let dir = tempfile::tempdir().expect("a directory");
             assert!(!is_safe(bad) || bad == "./a", "{bad}");

@@ -1,7 +1,7 @@
 //! Volumes of a pod on this node.
 //!
-//! In: the pod, what its volumes contain ([`payload`], gathered before by the worker). Out: a
-//! directory (or file) per volume that the runtime binds into containers.
+//! In: the pod, the content of its volumes ([`payload`], gathered before by the worker). Out: a
+//! directory (or file) per volume that the runtime bind-mounts into containers.
 //!
 //! ```text
 //! <root>/pods/<uid>/volumes/kubernetes.io~<plugin>/<volume>
@@ -11,9 +11,9 @@
 //! <root>/pods/<uid>/etc-hosts
 //! ```
 //!
-//! Invariants: setting up twice changes nothing; nothing is deleted through a mount that is not
-//! this pod's; a mount that cannot be undone keeps its directory.
-//! Everything here blocks on the disk: callers run it off the executor's threads.
+//! Invariants: a repeated set-up changes nothing; nothing is deleted through a mount of another owner;
+//! a directory whose mount cannot be undone stays.
+//! Everything here blocks on the disk: callers run it outside of the executor's threads.
 
 pub mod atomic;
 pub mod mounts;
@@ -33,13 +33,13 @@ use crate::objects::ObjectError;
 use crate::resources;
 use payload::{PayloadError, Tokens};
 
-/// Where one volume is, ready to be bound.
+/// A mounted volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ready {
     pub path: PathBuf,
-    /// The volume itself cannot be written, whatever the mount says.
+    /// The volume itself is read-only, independent of the mount.
     pub read_only: bool,
-    /// It is no directory: containers get the device that the path leads to.
+    /// A block device: containers get the device that the path leads to.
     pub is_device: bool,
 }
 
@@ -49,7 +49,7 @@ impl Ready {
     }
 }
 
-/// Why a volume is not there. The text follows `MountVolume.SetUp failed for volume "x" : `.
+/// Why a volume cannot be set up. The text follows `MountVolume.SetUp failed for volume "x" : `.
 #[derive(Debug, thiserror::Error)]
 pub enum VolumeError {
     #[error(transparent)]
@@ -103,22 +103,22 @@ impl PodDir {
     }
 }
 
-/// What a volume's claim resolved to, by volume name (found by the caller through the API); `None`
-/// where it could not be had, which the caller told.
+/// The resolved claims, by volume name (read by the caller through the API); `None` for a failure, which
+/// the caller has reported.
 pub type Claims = BTreeMap<String, Option<Ready>>;
 
-/// For whom volumes are set up.
+/// Why volumes are set up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Occasion {
-    /// A sandbox will be made: everything must be there, as the API has it.
+    /// Before a sandbox is created: all volumes must be complete and up to date.
     Sandbox,
-    /// Containers start in a sandbox that is there: files that cannot be brought up to date stay.
+    /// Before containers start in an existing sandbox: files that cannot be updated stay.
     Containers,
-    /// The pod runs: files follow their sources, and nothing else is touched.
+    /// The pod runs: files are updated from their sources, other volumes are not touched.
     Running,
 }
 
-/// What was done. A volume whose older files are good enough is in both.
+/// The result. A volume whose update failed but whose older files suffice is in both.
 #[derive(Debug, Default)]
 pub struct Done {
     pub ready: BTreeMap<String, Ready>,
@@ -126,7 +126,7 @@ pub struct Done {
     pub failures: Vec<(String, VolumeError)>,
 }
 
-/// Everything that setting up needs and that had to be asked for.
+/// The inputs of the set-up that come from elsewhere.
 pub struct Gathered<'a> {
     pub around: Surroundings<'a>,
     /// By volume name.
@@ -136,7 +136,7 @@ pub struct Gathered<'a> {
     pub tmpfs: bool,
 }
 
-/// Sets the volumes of the pod up (again), each by itself: what one lacks holds no other back.
+/// Sets up the pod's volumes one by one; repeatable. A failure of one does not stop the others.
 pub fn set_up(dir: &PodDir, pod: &Pod, gathered: &Gathered<'_>, occasion: Occasion) -> Done {
     let mut done = Done::default();
     for volume in pod.spec.iter().flat_map(|s| s.volumes.iter().flatten()) {
@@ -180,7 +180,7 @@ fn one(
         return host_path(source);
     }
     if volume.image.is_some() {
-        // The runtime mounts it into each container; the path is for those who look here.
+        // The runtime mounts it into each container; the directory exists for upstream's layout.
         let path = dir.volume("image", name);
         fs::create_dir_all(&path).map_err(io_error("mkdir"))?;
         return Ok(Ready::directory(path, true));
@@ -188,7 +188,7 @@ fn one(
     Err(VolumeError::Unsupported("no volume plugin matched".into()))
 }
 
-/// The plugin of a volume that the API's objects fill.
+/// The plugin of a volume with content from API objects.
 fn filled_by(volume: &Volume) -> Option<&'static str> {
     let plugins = [
         (volume.config_map.is_some(), "configmap"),
@@ -199,7 +199,7 @@ fn filled_by(volume: &Volume) -> Option<&'static str> {
     plugins.into_iter().find(|(is_it, _)| *is_it).map(|(_, plugin)| plugin)
 }
 
-/// Writes what the API's objects say into a volume's directory.
+/// Writes the content from API objects into a volume's directory.
 fn files(
     path: &Path,
     pod: &Pod,
@@ -222,7 +222,7 @@ fn files(
     Ok(Ready::directory(path.to_path_buf(), true))
 }
 
-/// An object that nobody could look up is not one that is absent.
+/// Fails if an object could not be read, which is not the same as absent.
 fn check_known(volume: &Volume, sources: &Sources) -> Result<(), ObjectError> {
     let (maps, secrets) = payload::references(volume);
     let unknown = &sources.unknown;
@@ -269,7 +269,7 @@ fn fs_group(pod: &Pod) -> Option<u32> {
     context.fs_group.and_then(|group| u32::try_from(group).ok())
 }
 
-/// The user that every container runs as, when the spec says so.
+/// The user of every container, if the spec sets one for all.
 fn one_user(pod: &Pod) -> Option<u32> {
     let spec = pod.spec.as_ref()?;
     let default = spec.security_context.as_ref().and_then(|c| c.run_as_user);
@@ -300,10 +300,10 @@ fn empty_dir(
     Ok(Ready::directory(path.to_path_buf(), false))
 }
 
-/// Makes a directory that appears with its mode and owner. From then on both are the containers'
-/// own: the directory is the root of their mount, and what they close must stay closed.
+/// Creates a directory with its final mode and owner. Containers may change both afterwards, because the
+/// directory is the root of their mount; such changes must stay.
 fn make_open(path: &Path, bits: u32, group: Option<u32>) -> Result<(), VolumeError> {
-    // No volume is called so: their names are DNS labels.
+    // No volume has this name: volume names are DNS labels.
     let mut name = std::ffi::OsString::from(".new-");
     name.push(path.file_name().unwrap_or_default());
     let fresh = path.with_file_name(name);
@@ -321,7 +321,7 @@ fn host_path(source: &HostPathVolumeSource) -> Result<Ready, VolumeError> {
     let failed = |what: &str| Err(VolumeError::HostPath(format!("{shown} is not {what}")));
     let kind = fs::metadata(&path).map(|meta| meta.file_type());
     match source.type_.as_deref().unwrap_or_default() {
-        // Upstream leaves this to the runtime, which makes a directory where nothing is.
+        // Upstream leaves this to the runtime, which creates a directory if nothing exists.
         "" if kind.is_err() => fs::create_dir_all(&path).map_err(io_error("mkdir"))?,
         "DirectoryOrCreate" => match kind {
             Ok(kind) if kind.is_dir() => {}
@@ -360,7 +360,7 @@ pub fn of_host(source: &HostPathVolumeSource) -> Result<Ready, VolumeError> {
     host_path(source)
 }
 
-/// Removes all that a pod left on the disk, its mounts first.
+/// Removes the pod's files from the disk, after their mounts.
 pub fn tear_down(dir: &PodDir) -> io::Result<()> {
     if !dir.0.exists() {
         return Ok(());
@@ -379,7 +379,7 @@ mod tests {
     use std::sync::Arc;
 
     #[test]
-    fn a_pod_of_files_and_directories() {
+    fn files_and_directories_are_set_up_and_removed() {
         let root = tempfile::tempdir().expect("a directory");
         let dir = PodDir::new(root.path(), "u1");
         dir.create().expect("directories");
@@ -416,7 +416,7 @@ mod tests {
         assert!(root.path().join("h").exists(), "the host's path stays");
     }
 
-    /// A pod whose first volumes can be made to fail, and a Secret behind them.
+    /// A pod whose first volumes can be made to fail, with a Secret volume after them.
     struct Bench {
         root: tempfile::TempDir,
         dir: PodDir,
@@ -452,7 +452,7 @@ mod tests {
             self.sources.secrets = [("s".to_string(), Arc::new(secret))].into();
         }
 
-        /// What is ready, and what failed.
+        /// The mounted volumes, and the failures.
         fn set_up(&self, occasion: Occasion, claim: bool) -> (String, Vec<String>) {
             let (addresses, allocatable) = (Addresses::default(), ResourceList::new());
             let claim = claim.then(|| Ready::directory(self.root.path().join("c"), false));
@@ -479,14 +479,14 @@ mod tests {
     }
 
     #[test]
-    fn what_one_volume_lacks_holds_no_other_back() {
+    fn a_failed_volume_does_not_stop_the_others() {
         let mut bench = Bench::new();
         bench.map(Some("one"));
         bench.secret("one");
         let all = "cfg claim host key maybe";
         assert_eq!(bench.set_up(Occasion::Sandbox, true), (all.into(), vec![]));
 
-        // The pod runs, and its ConfigMap, its claim and its directory go.
+        // While the pod runs, its ConfigMap, its claim and its directory are deleted.
         bench.map(None);
         bench.secret("two");
         fs::remove_dir(bench.root.path().join("h")).expect("removed");
@@ -495,16 +495,16 @@ mod tests {
         assert_eq!(bench.file("secret", "key"), "two");
         assert_eq!(bench.file("configmap", "cfg"), "one");
         assert_eq!(bench.file("configmap", "maybe"), "");
-        assert!(!bench.root.path().join("h").exists(), "nobody asked for it");
+        assert!(!bench.root.path().join("h").exists(), "a running pod does not recreate it");
 
-        // A container that starts again has the older files; a new sandbox has not.
+        // A restarted container keeps the older files; a new sandbox does not.
         assert_eq!(bench.set_up(Occasion::Containers, true), (all.into(), lost()));
         let without = "claim host key maybe";
         assert_eq!(bench.set_up(Occasion::Sandbox, true), (without.into(), lost()));
     }
 
     #[test]
-    fn what_nobody_could_look_up_is_not_absent() {
+    fn an_unreadable_object_is_not_absent() {
         let mut bench = Bench::new();
         bench.map(Some("one"));
         bench.secret("one");
@@ -524,10 +524,10 @@ mod tests {
     }
 
     #[test]
-    fn what_a_container_closed_stays_closed() {
+    fn a_mode_that_a_container_set_stays() {
         let root = tempfile::tempdir().expect("a directory");
         let path = root.path().join("kubernetes.io~empty-dir").join("data");
-        // An earlier kubelet ended in the middle.
+        // An earlier kubelet stopped in the middle.
         fs::create_dir_all(path.with_file_name(".new-data")).expect("a directory");
         let own = nix::unistd::getegid().as_raw();
         let pod = serde_json::from_value(json!({"spec": {"containers": [],
@@ -544,11 +544,11 @@ mod tests {
         fs::remove_dir(&path).expect("removed");
         assert_eq!(mode(&set_up(&grouped)), 0o2777);
         let names = fs::read_dir(root.path().join("kubernetes.io~empty-dir")).expect("a list");
-        assert_eq!(names.count(), 1, "nothing else is left");
+        assert_eq!(names.count(), 1, "no other file is left");
     }
 
     #[test]
-    fn memory_that_a_container_closed_stays_closed() {
+    fn a_tmpfs_mode_that_a_container_set_stays() {
         if !nix::unistd::geteuid().is_root() {
             println!("skipped: needs root");
             return;

@@ -1,8 +1,8 @@
-//! The mounts that the kubelet makes itself: tmpfs, and subpaths of volumes.
+//! The kubelet's own mounts: tmpfs, and subpaths of volumes.
 //!
-//! Why subpaths are pinned by a bind mount: a container that can write the volume could swap the
-//! directory for a link to the host's between our check and the runtime's mount. The path is
-//! resolved inside the volume by the kernel (`RESOLVE_IN_ROOT`), opened, and that very file mounted.
+//! Subpaths are pinned by a bind mount, because a container that can write the volume could replace the
+//! directory by a link to the host's between our check and the runtime's mount. The kernel resolves the
+//! path inside the volume (`RESOLVE_IN_ROOT`); the file is opened, and exactly that file is mounted.
 
 use std::ffi::CString;
 use std::fs;
@@ -16,7 +16,7 @@ use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::stat::{Mode, SFlag, fstat};
 
-/// Mounts a tmpfs at `path` unless one is there; its root has `mode` and `group` from the start.
+/// Mounts a tmpfs at `path` unless it is mounted; its root has `mode` and `group` from the start.
 pub fn tmpfs(path: &Path, size: Option<u64>, mode: u32, group: Option<u32>) -> io::Result<()> {
     if is_mounted(path)? {
         return Ok(());
@@ -29,8 +29,8 @@ pub fn tmpfs(path: &Path, size: Option<u64>, mode: u32, group: Option<u32>) -> i
         .map_err(io::Error::from)
 }
 
-/// Pins `subpath` of the volume at `root` to `target` and returns `target`. A path that does not
-/// exist becomes a directory.
+/// Bind-mounts `subpath` of the volume at `root` to `target` and returns `target`. A missing path is
+/// created as a directory.
 pub fn pin_subpath(root: &Path, subpath: &str, target: &Path) -> io::Result<PathBuf> {
     let file = resolve(root, subpath)?;
     let is_dir = SFlag::from_bits_truncate(fstat(&file)?.st_mode).contains(SFlag::S_IFDIR);
@@ -50,7 +50,7 @@ pub fn pin_subpath(root: &Path, subpath: &str, target: &Path) -> io::Result<Path
     Ok(target.to_path_buf())
 }
 
-/// Opens `subpath` as if `root` were `/`, making directories that are missing.
+/// Opens `subpath` as if `root` were `/`, and creates missing directories.
 fn resolve(root: &Path, subpath: &str) -> io::Result<OwnedFd> {
     if subpath.starts_with('/') || subpath.split('/').any(|part| part == "..") {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "subPath must stay in the volume"));
@@ -72,7 +72,7 @@ fn resolve(root: &Path, subpath: &str) -> io::Result<OwnedFd> {
                 nix::sys::stat::mkdirat(&current, part, Mode::from_bits_truncate(mode))?;
                 let made = openat2(&root, so_far.as_str(), how())?;
                 let path = format!("/proc/self/fd/{}", made.as_raw_fd());
-                // The umask may have taken bits away that the volume's own directory has.
+                // The umask may have removed bits that the volume's own directory has.
                 fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
                 made
             }
@@ -82,13 +82,13 @@ fn resolve(root: &Path, subpath: &str) -> io::Result<OwnedFd> {
     Ok(current)
 }
 
-/// Mount points of this thread, as the kernel lists them.
+/// The mount points of this thread.
 fn mount_points() -> io::Result<Vec<PathBuf>> {
     let table = fs::read_to_string("/proc/thread-self/mountinfo")?;
     Ok(table.lines().filter_map(|line| line.split(' ').nth(4)).map(unescape).collect())
 }
 
-/// `\040` and its like are octal bytes.
+/// Decodes octal escapes such as `\040`.
 fn unescape(text: &str) -> PathBuf {
     use std::os::unix::ffi::OsStringExt;
     let bytes = text.as_bytes();
@@ -113,14 +113,14 @@ fn unescape(text: &str) -> PathBuf {
     std::ffi::OsString::from_vec(out).into()
 }
 
-/// Whether something is mounted there. The kernel is asked about the place itself: its table of mounts
-/// has some lines for every pod, so that starting many would take the square of their number. Whoever
-/// serves the mount is not asked; one that is dead still has it mounted, which only the table says.
+/// Whether `path` is a mount point. It asks the kernel about the path itself: the mount table has lines
+/// for every pod, so reading it would cost the square of their number. The file system's server is not
+/// asked; a mount whose server is dead is found in the table only.
 pub fn is_mounted(path: &Path) -> io::Result<bool> {
     let text = CString::new(path.as_os_str().as_bytes())?;
     let mut found = std::mem::MaybeUninit::<libc::statx>::zeroed();
     let flags = libc::AT_STATX_DONT_SYNC | libc::AT_NO_AUTOMOUNT;
-    // SAFETY: the path ends with a zero byte, and the kernel fills in what has room for its answer.
+    // SAFETY: the path ends with a zero byte, and the buffer has room for the kernel's answer.
     let code = unsafe { libc::statx(libc::AT_FDCWD, text.as_ptr(), flags, 0, found.as_mut_ptr()) };
     if code != 0 {
         let error = io::Error::last_os_error();
@@ -130,7 +130,7 @@ pub fn is_mounted(path: &Path) -> io::Result<bool> {
             _ => Err(error),
         };
     }
-    // SAFETY: zero bytes are a valid answer, and the kernel has written one over them.
+    // SAFETY: all zeros are a valid value, and the kernel has overwritten it with its answer.
     let found = unsafe { found.assume_init() };
     let root = libc::STATX_ATTR_MOUNT_ROOT as u64;
     if found.stx_attributes_mask & root != 0 {
@@ -140,7 +140,7 @@ pub fn is_mounted(path: &Path) -> io::Result<bool> {
     Ok(mount_points()?.contains(&fs::canonicalize(path)?))
 }
 
-/// The same for a mount that nobody serves any more: nothing but what it is in can be asked.
+/// Whether a path without a working server is mounted: only its parent directory can be accessed.
 fn is_in_table(path: &Path) -> io::Result<bool> {
     let path = match (path.parent(), path.file_name()) {
         (Some(parent), Some(name)) => fs::canonicalize(parent)?.join(name),
@@ -149,7 +149,7 @@ fn is_in_table(path: &Path) -> io::Result<bool> {
     Ok(mount_points()?.contains(&path))
 }
 
-/// As [`unmount_below`], where the directory may be missing.
+/// Like [`unmount_below`], but the directory may be missing.
 pub fn unmount_below_if_there(dir: &Path) -> io::Result<()> {
     match unmount_below(dir) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -157,7 +157,7 @@ pub fn unmount_below_if_there(dir: &Path) -> io::Result<()> {
     }
 }
 
-/// Undoes every mount at or below `dir`, the innermost first.
+/// Unmounts everything at or below `dir`, the innermost first.
 pub fn unmount_below(dir: &Path) -> io::Result<()> {
     let dir = fs::canonicalize(dir)?;
     let mut points: Vec<PathBuf> =
@@ -180,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mount_is_known_by_its_place() {
+    fn a_mount_is_found_by_its_path() {
         let check = |path: &Path, expected: bool| {
             assert_eq!(is_mounted(path).expect("asked"), expected, "{}", path.display());
         };
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mount_without_its_server_is_one() {
+    fn a_mount_with_a_dead_server_is_a_mount() {
         if !nix::unistd::geteuid().is_root() {
             eprintln!("skipped: needs root");
             return;
@@ -204,7 +204,7 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let place = directory.path().join("fuse");
         fs::create_dir(&place).expect("made");
-        // In mounts of its own, which end with it.
+        // In its own mount namespace, which ends with the thread.
         let asked = std::thread::scope(|scope| {
             let of_thread = || -> io::Result<(Option<i32>, bool)> {
                 use nix::sched::{CloneFlags, unshare};
@@ -246,7 +246,7 @@ mod tests {
         assert!(resolve(volume.path(), "/etc").is_err());
         resolve(volume.path(), "a/b").expect("made");
         assert!(volume.path().join("a/b").is_dir());
-        // The link is taken inside the volume, where its target does not exist.
+        // The link is resolved inside the volume, where its target does not exist.
         assert!(resolve(volume.path(), "evil/passwd").is_err());
     }
 }

@@ -1,8 +1,8 @@
-//! Makes a volume the pod's: `fsGroup` owns its files and may read and write them.
+//! Applies `fsGroup` to a volume: the group owns its files and may read and write them.
 //!
 //! In: a directory, a group. Out: everything in it belongs to the group.
-//! Invariants: links are never followed; the root is done last, so that a walk that was cut off
-//! shows as a mismatch.
+//! Invariants: links are never followed; the root is changed last, so that an interrupted walk leaves a
+//! mismatch.
 //! Upstream: `pkg/volume/volume_linux.go`.
 
 use std::fs::{self, Permissions};
@@ -14,7 +14,7 @@ const READ_WRITE: u32 = 0o660;
 const SEARCH: u32 = 0o110;
 const SET_GID: u32 = 0o2000;
 
-/// Gives the volume to the group; where `only_on_mismatch`, not if its root is the group's already.
+/// Gives the volume to the group; with `only_on_mismatch`, only if its root does not match already.
 pub fn give(root: &Path, group: u32, only_on_mismatch: bool) -> io::Result<()> {
     if only_on_mismatch && is_given(root, group) {
         return Ok(());
@@ -34,15 +34,15 @@ fn walk(path: &Path, group: u32) -> io::Result<()> {
     if about.is_dir() {
         for entry in fs::read_dir(path)? {
             match walk(&entry?.path(), group) {
-                // Whoever writes to the volume meanwhile may remove files.
+                // Other writers may remove files meanwhile.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 done => done?,
             }
         }
     }
-    // Some file systems have no owners: upstream goes on, too.
+    // Some file systems have no owners: like upstream, continue.
     if let Err(error) = lchown(path, None, Some(group)) {
-        tracing::warn!(path = %path.display(), %error, "a file's group is not changed");
+        tracing::warn!(path = %path.display(), %error, "failed to change the file's group");
     }
     if about.is_symlink() {
         return Ok(());
@@ -50,7 +50,7 @@ fn walk(path: &Path, group: u32) -> io::Result<()> {
     let more = if about.is_dir() { READ_WRITE | SEARCH | SET_GID } else { READ_WRITE };
     let mode = Permissions::from_mode((about.mode() & 0o7777) | more);
     if let Err(error) = fs::set_permissions(path, mode) {
-        tracing::warn!(path = %path.display(), %error, "a file's mode is not changed");
+        tracing::warn!(path = %path.display(), %error, "failed to change the file's mode");
     }
     Ok(())
 }
@@ -80,7 +80,7 @@ mod tests {
         assert_eq!(mode("volume/sub") & 0o2770, 0o2770);
         assert_eq!(mode("outside"), 0o600, "links are not followed");
 
-        // Once it is the group's, files inside are left alone if the pod says so.
+        // If the root matches, the files inside are skipped when the policy says so.
         let file = root.join("sub/file");
         fs::set_permissions(&file, Permissions::from_mode(0o600)).expect("set");
         give(&root, group, true).expect("given");

@@ -1,4 +1,4 @@
-//! What ConfigMap, Secret, downward API and projected volumes contain.
+//! The content of ConfigMap, Secret, downward API and projected volumes.
 //!
 //! In: the volume, the pod, the objects it refers to. Out: files. Pure.
 //! Upstream: MakePayload in `pkg/volume/{configmap,secret,projected}`, `downwardapi`.
@@ -14,7 +14,7 @@ use super::atomic::{File, Payload};
 use crate::downward::{self, DownwardError};
 use crate::env::Surroundings;
 
-/// Why a volume cannot be filled: the text after `MountVolume.SetUp failed for volume "x" : `.
+/// Why a volume has no content: the text after `MountVolume.SetUp failed for volume "x" : `.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PayloadError {
     #[error("configmap \"{0}\" not found")]
@@ -41,7 +41,7 @@ fn file(bytes: impl Into<Vec<u8>>, mode: u32) -> File {
     File { bytes: bytes.into(), mode, owner: None }
 }
 
-/// Chooses among the keys of one object. `missing` makes the error for an absent key.
+/// Selects keys of one object. `missing` makes the error for an absent key.
 fn select(
     data: BTreeMap<&str, Vec<u8>>,
     items: Option<&Vec<KeyToPath>>,
@@ -131,7 +131,7 @@ pub fn downward_api(
     Ok(out)
 }
 
-/// Names of the ConfigMaps and Secrets that a volume's files come from.
+/// Names of the ConfigMaps and Secrets of a volume.
 pub fn references(volume: &Volume) -> (BTreeSet<&String>, BTreeSet<&String>) {
     let parts = || volume.projected.iter().flat_map(|p| p.sources.iter().flatten());
     let maps = volume.config_map.iter().map(|source| &source.name);
@@ -141,7 +141,7 @@ pub fn references(volume: &Volume) -> (BTreeSet<&String>, BTreeSet<&String>) {
     (maps.collect(), secrets.collect())
 }
 
-/// Tokens by the path of their file, fetched before by the caller.
+/// Tokens by the path of their file, requested by the caller.
 pub type Tokens = BTreeMap<String, Result<String, String>>;
 
 pub fn projected(

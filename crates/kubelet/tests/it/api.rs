@@ -1,4 +1,4 @@
-//! An API server in memory, as much as a kubelet needs: any collection, watches with field
+//! An in-memory API server with the features that a kubelet needs: any collection, watches with field
 //! selectors, status patches, two-phase deletion of pods.
 
 use std::collections::BTreeMap;
@@ -22,7 +22,7 @@ pub struct Api(Arc<Inner>);
 
 struct Inner {
     state: Mutex<State>,
-    /// The revision, for those who wait.
+    /// The revision, for waiters.
     changed: watch::Sender<u64>,
 }
 
@@ -35,7 +35,7 @@ struct State {
     watches: Vec<Watch>,
     /// Every request answers 503.
     is_down: bool,
-    /// So many patches of statuses lose their race.
+    /// The number of status patches that are still to fail with a conflict.
     lost_races: usize,
 }
 
@@ -67,7 +67,7 @@ fn selected(object: &Value, selector: &str) -> bool {
     })
 }
 
-/// Strategic merge, as far as statuses need it.
+/// Strategic merge patch, as far as statuses need it.
 fn merge(target: &mut Value, patch: &Value) {
     let Value::Object(fields) = patch else {
         *target = patch.clone();
@@ -131,12 +131,12 @@ impl Api {
         }
     }
 
-    /// The next patches of statuses answer 409, though the object is the one that was meant.
+    /// Answers the next status patches with 409, although the object is the right one.
     pub fn lose_races(&self, times: usize) {
         self.state().lost_races = times;
     }
 
-    /// How many of them are still to be lost.
+    /// The number of these patches that are left.
     pub fn races_to_lose(&self) -> usize {
         self.state().lost_races
     }
@@ -161,7 +161,7 @@ impl Api {
         all.map(|(_, event)| (text(&event["reason"]), text(&event["message"]))).collect()
     }
 
-    /// All objects whose path has that part.
+    /// All objects whose path contains that part.
     pub fn objects(&self, part: &str) -> Vec<Value> {
         let state = self.state();
         let all = state.objects.iter().filter(|(path, _)| path.contains(part));
@@ -192,7 +192,7 @@ impl Api {
         object
     }
 
-    /// Merges fields into an object, as a patch does.
+    /// Merges fields into an object, like a patch.
     pub fn change(&self, path: &str, patch: &Value) {
         let mut known = self.get(path).expect("an object");
         merge(&mut known, patch);
@@ -208,7 +208,7 @@ impl Api {
         self.put(&format!("/api/v1/namespaces/ns/pods/{name}"), pod)
     }
 
-    /// The first phase of a deletion.
+    /// Marks a pod as deleted: the first phase of a deletion.
     pub fn mark_deleted(&self, name: &str, grace: i64) {
         let mut pod = self.pod(name);
         pod["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:30Z");
@@ -228,12 +228,12 @@ impl Api {
         Some(gone)
     }
 
-    /// Waits until `is_true`, looking after every change.
+    /// Waits until `is_true`, checking after every change.
     pub async fn until(&self, what: &str, mut is_true: impl FnMut(&Self) -> bool) {
         let mut changed = self.0.changed.subscribe();
         let waiting = async {
             while !is_true(self) {
-                // The runtime changes, too, without a word here: look now and then.
+                // The runtime's changes send no notification here: check periodically.
                 let _ = tokio::time::timeout(Duration::from_millis(20), changed.changed()).await;
             }
         };

@@ -17,14 +17,14 @@ fn kubelet(bench: &Bench) -> PathBuf {
 
 fn put_driver(bench: &Bench, mut spec: Value) {
     if spec["volumeLifecycleModes"].is_null() {
-        // As the API's defaults have it.
+        // The API's default.
         spec["volumeLifecycleModes"] = json!(["Persistent"]);
     }
     let object = json!({"metadata": {"name": NAME}, "spec": spec});
     bench.api.put(&format!("/apis/storage.k8s.io/v1/csidrivers/{NAME}"), object);
 }
 
-/// A claim with its volume, and a pod's spec that uses it.
+/// Puts a claim with its volume, and returns the spec of a pod that uses it.
 fn put_claim(bench: &Bench, csi: Value) -> Value {
     let mut source = json!({"driver": NAME, "volumeHandle": "h1"});
     for (key, value) in csi.as_object().into_iter().flatten() {
@@ -53,7 +53,7 @@ async fn registered(bench: &Bench, driver: &Driver) {
 }
 
 #[tokio::test]
-async fn drivers_come_and_go() {
+async fn drivers_register_and_unregister() {
     let mut bench = Bench::new();
     bench.api.until("a CSINode", |api| api.get(CSI_NODE).is_some()).await;
     let empty = bench.api.get(CSI_NODE).expect("an object");
@@ -76,7 +76,7 @@ async fn drivers_come_and_go() {
     let ids = format!("{{\"{NAME}\":\"node-7\"}}");
     assert_eq!(node["metadata"]["annotations"]["csi.volume.kubernetes.io/nodeid"], ids);
 
-    // A kubelet that ends takes nothing back.
+    // A kubelet that stops removes nothing.
     bench.stop().await;
     assert_eq!(bench.api.get(CSI_NODE).expect("an object")["spec"]["drivers"], expected);
     bench.start();
@@ -84,13 +84,13 @@ async fn drivers_come_and_go() {
     driver.leave();
     bench
         .api
-        .until("the driver leaves", |api| {
+        .until("the driver is removed", |api| {
             api.get(CSI_NODE).is_some_and(|one| one["spec"]["drivers"] == json!([]))
         })
         .await;
     bench
         .api
-        .until("its id leaves", |api| {
+        .until("its id is removed", |api| {
             let node = api.get(NODE).unwrap_or_default();
             node["metadata"]["annotations"]["csi.volume.kubernetes.io/nodeid"].is_null()
         })
@@ -99,7 +99,7 @@ async fn drivers_come_and_go() {
 }
 
 #[tokio::test]
-async fn a_claims_volume_is_attached_staged_published_and_given_back() {
+async fn a_claims_volume_is_attached_staged_published_and_unmounted() {
     let mut bench = Bench::new();
     let driver = Driver::new(&kubelet(&bench), &[STAGES]);
     put_driver(&bench, json!({"attachRequired": true, "podInfoOnMount": true}));
@@ -137,7 +137,7 @@ async fn a_claims_volume_is_attached_staged_published_and_given_back() {
     let config = config.expect("a container");
     assert!(config.mounts.iter().any(|mount| mount.host_path == publish.path), "{config:?}");
 
-    // Another pod shares what is staged. A restarted kubelet asks again, and is done.
+    // Another pod shares the staged volume. A restarted kubelet repeats the calls.
     bench.api.put_pod("b", spec);
     bench.until_ready("b").await;
     bench.stop().await;
@@ -149,8 +149,8 @@ async fn a_claims_volume_is_attached_staged_published_and_given_back() {
     bench.api.mark_deleted("a", 1);
     bench.api.until("gone", |api| api.pod("a").is_null()).await;
     let calls = driver.calls();
-    assert!(!calls.contains(&"UnstageVolume".into()), "b has it still: {calls:?}");
-    // While it cannot be given back the pod stays.
+    assert!(!calls.contains(&"UnstageVolume".into()), "b still uses it: {calls:?}");
+    // While the volume cannot be unpublished, the pod stays.
     driver.refuse("NodeUnpublishVolume", Some("14"));
     bench.api.mark_deleted("b", 1);
     bench.api.until("refused", |_| driver.calls().len() > calls.len() + 1).await;
@@ -172,7 +172,7 @@ async fn a_claims_volume_is_attached_staged_published_and_given_back() {
 
 #[tokio::test]
 async fn a_volume_that_was_staged_and_never_published_is_unstaged() {
-    // An error that settles the matter, and one after which the driver may have published.
+    // A final error, and one after which the driver may still have published.
     for code in ["13", "4"] {
         let mut bench = Bench::new();
         let driver = Driver::new(&kubelet(&bench), &[STAGES]);
@@ -183,7 +183,7 @@ async fn a_volume_that_was_staged_and_never_published_is_unstaged() {
         bench.api.put_pod("a", spec);
         let calls = |call: &str| driver.calls().iter().filter(|one| *one == call).count();
         bench.api.until("it tries again", |_| calls("PublishVolume") > 1).await;
-        assert_eq!(calls("UnstageVolume"), 0, "the pod wants it still: {:?}", driver.calls());
+        assert_eq!(calls("UnstageVolume"), 0, "the pod still needs it: {:?}", driver.calls());
         bench.api.mark_deleted("a", 1);
         bench.api.until("gone", |api| api.pod("a").is_null()).await;
         assert_eq!(driver.calls().last().map(String::as_str), Some("UnstageVolume"));
@@ -194,13 +194,13 @@ async fn a_volume_that_was_staged_and_never_published_is_unstaged() {
     }
 }
 
-/// The last that the driver hears of a volume.
+/// Waits until UnstageVolume is the driver's last call.
 async fn unstaged(bench: &Bench, driver: &Driver) {
     let is_last = |calls: Vec<String>| calls.last().is_some_and(|call| call == "UnstageVolume");
     bench.api.until("unstaged", |_| is_last(driver.calls())).await;
 }
 
-/// As the attach-detach controller names the object.
+/// The attach-detach controller's name of the object.
 fn attachment_id() -> String {
     use std::fmt::Write;
     let digest = <sha2::Sha256 as sha2::Digest>::digest(format!("h1{NAME}n1"));
@@ -211,7 +211,7 @@ fn attachment_id() -> String {
 }
 
 #[tokio::test]
-async fn a_volume_that_a_pod_brings_along() {
+async fn an_inline_volume() {
     let mut bench = Bench::new();
     let driver = Driver::new(&kubelet(&bench), &[STAGES]);
     let volume = json!({"name": "data", "csi": {"driver": NAME, "readOnly": true,
@@ -254,9 +254,9 @@ async fn a_volume_that_a_pod_brings_along() {
         r#"{"aud":{"expirationTimestamp":"2126-01-01T00:00:00Z","token":"a-token"}}"#
     );
     let node = bench.api.get(NODE).expect("a node");
-    assert!(node["status"]["volumesInUse"].is_null(), "nobody attaches it");
+    assert!(node["status"]["volumesInUse"].is_null(), "it needs no attaching");
 
-    // A pod that goes while no kubelet looks: the next one gives its volume back.
+    // A pod is deleted while no kubelet runs: the next one unmounts its volume.
     bench.stop().await;
     bench.runtime.exit(&container_id(&bench.api.pod("a")), 0);
     bench.api.remove("/api/v1/namespaces/ns/pods/a").expect("a pod");
@@ -272,7 +272,7 @@ async fn a_volume_that_a_pod_brings_along() {
     bench.stop().await;
 }
 
-/// The path of the container's device and what it may do there.
+/// The path of the container's device, with its permissions.
 fn device(bench: &Bench, pod: &str) -> Option<(PathBuf, String, String)> {
     let config = bench.runtime.container_config(&container_id(&bench.api.pod(pod)))?;
     let device = config.devices.first()?;
@@ -331,7 +331,7 @@ async fn a_claims_device_reaches_the_container() {
         })
         .await;
 
-    // Another pod may only read; a restarted kubelet gives back what the first one had.
+    // Another pod may only read; a restarted kubelet unmounts the first one's volume.
     spec["volumes"][0]["persistentVolumeClaim"]["readOnly"] = json!(true);
     bench.api.put_pod("b", spec);
     bench.until_ready("b").await;
@@ -341,7 +341,7 @@ async fn a_claims_device_reaches_the_container() {
     bench.start();
     bench.api.mark_deleted("a", 1);
     bench.api.until("gone", |api| api.pod("a").is_null()).await;
-    assert!(!driver.calls().contains(&"UnstageVolume".into()), "b has it still");
+    assert!(!driver.calls().contains(&"UnstageVolume".into()), "b still uses it");
     bench.api.mark_deleted("b", 1);
     bench.api.until("gone", |api| api.pod("b").is_null()).await;
     unstaged(&bench, &driver).await;
@@ -358,7 +358,7 @@ async fn a_claims_device_reaches_the_container() {
 }
 
 #[tokio::test]
-async fn a_volume_that_grew_is_made_bigger() {
+async fn a_volume_that_grew_is_expanded() {
     let mut bench = Bench::new();
     let driver = Driver::new(&kubelet(&bench), &[STAGES, EXPANDS]);
     put_driver(&bench, json!({"attachRequired": false}));
@@ -371,7 +371,7 @@ async fn a_volume_that_grew_is_made_bigger() {
     let claim = "/api/v1/namespaces/ns/persistentvolumeclaims/claim";
     bench
         .api
-        .until("the claim knows", |api| {
+        .until("the claim shows the new size", |api| {
             api.get(claim).is_some_and(|one| one["status"]["capacity"]["storage"] == "2Gi")
         })
         .await;

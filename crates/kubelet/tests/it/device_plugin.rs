@@ -101,7 +101,7 @@ struct AllAllocated {
 struct State {
     calls: Vec<String>,
     refuses: bool,
-    /// It never answers before containers start.
+    /// It never answers PreStartContainer.
     hangs: bool,
     endpoint: PathBuf,
 }
@@ -158,12 +158,12 @@ impl Plugin {
         });
     }
 
-    /// At the kubelet's own socket.
+    /// Registers at the kubelet's own socket.
     pub async fn register(&self) -> Result<(), String> {
         register(&self.root, "v1beta1", RESOURCE).await
     }
 
-    /// By a socket where storage drivers register, too.
+    /// Registers with a socket in the directory where CSI drivers register, too.
     pub fn show_itself(&self) {
         self.listen(&self.root.join("plugins_registry/dongle-reg.sock"));
     }
@@ -189,7 +189,7 @@ impl Plugin {
     }
 }
 
-/// What a plugin says first, and what it is told.
+/// Registers a plugin; returns the kubelet's answer.
 pub async fn register(root: &Path, version: &str, resource: &str) -> Result<(), String> {
     let request = Register {
         version: version.into(),
@@ -201,7 +201,7 @@ pub async fn register(root: &Path, version: &str, resource: &str) -> Result<(), 
     ask(&socket, path, &request.encode_to_vec()).await.map(|_| ())
 }
 
-/// One call: the answer's message, or the text of the refusal.
+/// Sends one call: returns the answer's message, or the text of the error.
 pub async fn ask(socket: &Path, path: &str, message: &[u8]) -> Result<Bytes, String> {
     let stream = UnixStream::connect(socket).await.expect("a socket");
     let (mut sender, connection) =
@@ -274,7 +274,7 @@ async fn answer(
     Ok(response.body(body).expect("a response"))
 }
 
-/// It likes the last of its devices best.
+/// It prefers the last of its devices.
 fn reply(state: &mut State, call: &str, request: &[u8]) -> Option<Vec<u8>> {
     let answer = match call {
         "GetInfo" => PluginInfo {

@@ -1,4 +1,4 @@
-//! Devices of plugins: from a plugin's registration over pods that have its devices to its end.
+//! Device plugins: from registration, over pods that use their devices, to the plugin's end.
 
 use std::path::PathBuf;
 
@@ -15,7 +15,7 @@ fn root(bench: &Bench) -> PathBuf {
     bench.dir.path().join("kubelet")
 }
 
-/// Containers that ask for so many devices each.
+/// Containers that request these numbers of devices.
 fn asking(init: u32, main: u32) -> Value {
     let container = |name: &str, count: u32| {
         let amounts = json!({RESOURCE: count.to_string()});
@@ -86,7 +86,7 @@ async fn a_pod_gets_devices_of_a_plugin() {
     assert_eq!(config.annotations["dongle"], "b");
     assert!(config.mounts.iter().any(|mount| mount.container_path == "/lib/dongle"));
 
-    // Too many; the plugin refuses; devices of init containers serve again.
+    // Too many; the plugin refuses; devices of init containers are reused.
     bench.api.put_pod("many", asking(0, 2));
     let why = format!(
         "requested number of devices unavailable for {RESOURCE}. Requested: 2, Available: 1"
@@ -102,17 +102,17 @@ async fn a_pod_gets_devices_of_a_plugin() {
     bench.api.mark_deleted("q", 1);
     bench.api.until("gone", |api| api.pod("q").is_null()).await;
 
-    // Health: the node's, and the container's.
+    // Health: in the node's status, and in the container's.
     plugin.lists(&[("a", OK), ("b", ILL)]);
     until_amounts(&bench, "2", "1").await;
     let ill = json!([{"name": RESOURCE, "resources": [{"resourceID": "b", "health": ILL}]}]);
     let told =
         |pod: &Value| pod["status"]["containerStatuses"][0]["allocatedResourcesStatus"].clone();
-    bench.api.until("its device is ill", |api| told(&api.pod("p")) == ill).await;
+    bench.api.until("its device is unhealthy", |api| told(&api.pod("p")) == ill).await;
     bench.stop().await;
 }
 
-/// Whoever hears that a pod is over gives its devices to the next one at once.
+/// A scheduler that sees that a pod is over may give its devices to the next one at once.
 #[tokio::test]
 async fn a_pods_devices_are_free_once_it_is_over() {
     let mut bench = Bench::new();
@@ -127,20 +127,20 @@ async fn a_pods_devices_are_free_once_it_is_over() {
     let told =
         |pod: &Value| pod["status"]["containerStatuses"][0]["allocatedResourcesStatus"].clone();
     let well = json!([{"name": RESOURCE, "resources": [{"resourceID": "a", "health": OK}]}]);
-    // What is left to do takes its time.
+    // The rest of the stop takes its time.
     bench.runtime.fail("stop_pod_sandbox", Some(cri::Error::Internal("busy".into())));
     bench.runtime.exit(&container_id(&bench.api.pod("p")), 0);
     bench.until_phase("p", "Succeeded").await;
     bench.api.put_pod("q", asking(0, 1));
     bench.until_ready("q").await;
     bench.runtime.fail("stop_pod_sandbox", None);
-    assert_eq!(told(&bench.api.pod("p")), well, "what it had is still told");
+    assert_eq!(told(&bench.api.pod("p")), well, "its devices stay in the status");
     bench.stop().await;
 }
 
-/// The API forgets a pod that is deleted by force before it ends.
+/// A pod that is force-deleted disappears from the API before it ends.
 #[tokio::test]
-async fn the_next_pod_waits_for_one_that_ends() {
+async fn the_next_pod_waits_for_a_terminating_one() {
     let mut bench = Bench::new();
     until_listening(&bench).await;
     let plugin = Plugin::new(&root(&bench), &[("a", OK)]);
@@ -166,7 +166,7 @@ async fn the_next_pod_waits_for_one_that_ends() {
 }
 
 #[tokio::test]
-async fn a_plugin_that_does_not_answer_holds_no_deletion_up() {
+async fn a_silent_plugin_does_not_delay_a_deletion() {
     let mut bench = Bench::new();
     until_listening(&bench).await;
     let plugin = Plugin::new(&root(&bench), &[("a", OK)]);
@@ -178,12 +178,12 @@ async fn a_plugin_that_does_not_answer_holds_no_deletion_up() {
     bench.api.mark_deleted("p", 1);
     bench.api.until("gone", |api| api.pod("p").is_null()).await;
     let events = bench.api.events();
-    assert!(!events.iter().any(|(reason, _)| reason == "Failed"), "no time ran out: {events:?}");
+    assert!(!events.iter().any(|(reason, _)| reason == "Failed"), "no call timed out: {events:?}");
     bench.stop().await;
 }
 
 #[tokio::test]
-async fn devices_outlive_the_kubelet() {
+async fn allocations_survive_a_restart() {
     let mut bench = Bench::new();
     until_listening(&bench).await;
     let plugin = Plugin::new(&root(&bench), &[("a", OK), ("b", OK)]);
@@ -200,7 +200,7 @@ async fn devices_outlive_the_kubelet() {
     bench.api.put_pod("early", asking(0, 1));
     let why = format!("no healthy devices present; cannot allocate unhealthy devices {RESOURCE}");
     until_refused(&bench, "early", &why).await;
-    assert_eq!(container_id(&bench.api.pod("p")), id, "it runs on");
+    assert_eq!(container_id(&bench.api.pod("p")), id, "it still runs");
     until_listening(&bench).await;
     // The kubelet removed the plugin's socket.
     let plugin = Plugin::new(&root(&bench), &[("a", OK), ("b", OK)]);
@@ -208,12 +208,12 @@ async fn devices_outlive_the_kubelet() {
     until_amounts(&bench, "2", "2").await;
     bench.api.put_pod("q", asking(0, 1));
     bench.until_ready("q").await;
-    assert_eq!(plugin.calls(), ["Allocate a", "PreStart a"], "the other one is taken");
+    assert_eq!(plugin.calls(), ["Allocate a", "PreStart a"], "the other one is allocated");
 
     // A plugin that stops leaves its capacity for a while.
     drop(plugin);
     until_amounts(&bench, "2", "0").await;
-    // What is given back is free for the next.
+    // A freed device is available for the next pod.
     std::fs::remove_file(root(&bench).join("device-plugins/dongle.sock")).expect("removed");
     let plugin = Plugin::new(&root(&bench), &[("a", OK), ("b", OK)]);
     plugin.register().await.expect("registered again");
@@ -227,7 +227,7 @@ async fn devices_outlive_the_kubelet() {
 }
 
 #[tokio::test]
-async fn a_plugin_shows_itself_where_drivers_do() {
+async fn a_plugin_registers_in_the_drivers_directory() {
     let mut bench = Bench::new();
     until_listening(&bench).await;
     let registry = root(&bench).join("plugins_registry");
@@ -266,7 +266,7 @@ struct Pod {
     containers: Vec<Container>,
 }
 
-/// Of List and of Get.
+/// The answer of List and of Get.
 #[derive(Clone, PartialEq, Message)]
 struct Pods {
     #[prost(message, repeated, tag = "1")]
@@ -280,7 +280,7 @@ struct Allocatable {
 }
 
 #[tokio::test]
-async fn who_has_what_is_told() {
+async fn the_pod_resources_api_lists_devices() {
     let mut bench = Bench::new();
     until_listening(&bench).await;
     let plugin = Plugin::new(&root(&bench), &[("a", OK), ("b", OK), ("c", ILL)]);
@@ -298,7 +298,7 @@ async fn who_has_what_is_told() {
         namespace: "ns".into(),
         containers: vec![Container { name: "c".into(), devices: of(&["b"]) }],
     };
-    // Of Get's request the first two fields are name and namespace, as of a pod.
+    // The first two fields of Get's request are name and namespace, like those of a pod.
     let named = |name: &str| Pod { name: name.into(), ..pod.clone() };
     let named = |name: &str| Pod { containers: vec![], ..named(name) }.encode_to_vec();
     for (path, request) in [

@@ -1,4 +1,4 @@
-//! Devices of claims, from a driver's registration to the last pod's end.
+//! DRA: from a driver's registration to the last pod's end.
 
 use serde_json::{Value, json};
 
@@ -49,7 +49,7 @@ fn devices(bench: &Bench, pod: &str) -> Vec<String> {
 async fn containers_get_the_devices_of_their_requests() {
     let mut bench = Bench::new();
     let driver = Driver::of_devices(&bench.dir.path().join("kubelet"));
-    // Of extended resources, by the mappings that the scheduler wrote.
+    // Extended resources: found by the mappings of the scheduler.
     put_claim(&bench, "a-extended", &["a"]);
     let mapping = json!({"containerName": "c", "resourceName": "example.com/gpu",
         "requestName": "r2"});
@@ -71,18 +71,21 @@ async fn containers_get_the_devices_of_their_requests() {
     assert_eq!(devices(&bench, "a"), ["example.com/gpu=d2"]);
     assert_eq!(devices(&bench, "b"), ["example.com/gpu=d1", "example.com/gpu=d2"]);
     let status = &bench.api.pod("a")["status"]["extendedResourceClaimStatus"];
-    assert_eq!(status["resourceClaimName"], "a-extended", "the kubelet keeps what is not its own");
+    assert_eq!(
+        status["resourceClaimName"], "a-extended",
+        "the kubelet keeps other writers' fields"
+    );
 
-    // Another kubelet knows what it has to give back, and to whom.
+    // A restarted kubelet knows which claims it must unprepare, and by which driver.
     bench.stop().await;
     bench.start();
     bench.api.until("registered again", |_| driver.told().len() >= 2).await;
     bench.api.mark_deleted("a", 1);
     bench.api.until("gone", |api| api.pod("a").is_null()).await;
-    // Beside it the other pod's may have been asked for again.
+    // The other pod's claim may have been prepared again at the same time.
     let given_back = "Unprepare a-extended uid-a-extended".to_owned();
     assert!(driver.calls().contains(&given_back), "{:?}", driver.calls());
-    // While a driver cannot give a device back the pod stays.
+    // While a driver cannot unprepare a claim, the pod stays.
     driver.refuse("NodeUnprepareResources", Some("14"));
     bench.api.mark_deleted("b", 1);
     bench

@@ -1,5 +1,5 @@
 //! A CSI driver with its registrar, in this process: gRPC by hand over HTTP/2 on two unix sockets.
-//! Its "volumes" are directories with a file in them that says what was asked for.
+//! Its "volumes" are directories with a file that records the request.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -22,7 +22,7 @@ pub const EXPANDS: i32 = 3;
 
 type Texts = BTreeMap<String, String>;
 
-/// What a plugin of any kind says of itself in `plugins_registry`.
+/// The answer to GetInfo of a plugin of any kind.
 #[derive(Clone, PartialEq, Message)]
 pub struct PluginInfo {
     #[prost(string, tag = "1")]
@@ -77,7 +77,7 @@ struct Capabilities {
     all: Vec<Capability>,
 }
 
-/// Whether a file system is wanted, or a device.
+/// Whether a file system or a block device is requested.
 #[derive(Clone, PartialEq, Message)]
 pub struct Wanted {
     #[prost(message, optional, tag = "1")]
@@ -122,7 +122,7 @@ pub struct Publish {
     pub context: Texts,
 }
 
-/// Of the calls that undo, and of the one that expands.
+/// The request of the calls that undo, and of the one that expands.
 #[derive(Clone, PartialEq, Message)]
 struct Place {
     #[prost(string, tag = "1")]
@@ -149,7 +149,7 @@ struct Stats {
     usage: Vec<Usage>,
 }
 
-/// A claim for devices, as drivers are asked for it.
+/// A claim in a DRA driver's request.
 #[derive(Clone, PartialEq, Message)]
 struct DeviceClaim {
     #[prost(string, tag = "1")]
@@ -193,15 +193,15 @@ struct AllPrepared {
 #[derive(Default)]
 struct State {
     endpoint: String,
-    /// It has devices, not volumes.
+    /// It is a DRA driver, not a CSI driver.
     has_devices: bool,
     abilities: BTreeSet<i32>,
     calls: Vec<String>,
     stages: Vec<Stage>,
     publishes: Vec<Publish>,
-    /// What the kubelet said about the registration.
+    /// The kubelet's notifications about the registration.
     told: Vec<(bool, String)>,
-    /// Calls of that name are refused.
+    /// Calls of these names are refused.
     refuse: BTreeMap<String, &'static str>,
 }
 
@@ -248,7 +248,7 @@ impl Driver {
         Self { root: root.into(), state, tasks }
     }
 
-    /// A driver of devices: `d1` for requests called `r1`, `d2` for those called `r2`.
+    /// A DRA driver: device `d1` for requests named `r1`, `d2` for those named `r2`.
     pub fn of_devices(root: &Path) -> Self {
         let driver = Self::new(root, &[]);
         driver.state().has_devices = true;
@@ -279,7 +279,7 @@ impl Driver {
         };
     }
 
-    /// Calls that concern volumes, in order.
+    /// Calls about volumes, in order.
     pub fn calls(&self) -> Vec<String> {
         self.state().calls.clone()
     }
@@ -334,7 +334,7 @@ fn make(path: &str) {
     std::fs::write(Path::new(path).join("volume"), "x").expect("written");
 }
 
-/// The number of the device that it "publishes": a loop device that nobody needs to have.
+/// The number of the device that it "publishes": a loop device that need not exist.
 pub const DEVICE: (u64, u64) = (7, 201);
 
 fn make_device(path: &str) {
@@ -354,7 +354,7 @@ fn remove(path: &str) {
     }
 }
 
-/// The devices of each claim that is asked for; none when they are given back.
+/// The devices of each requested claim; none for unprepare.
 fn devices(state: &mut State, call: &str, request: &[u8]) -> Vec<u8> {
     let asked = DeviceClaims::decode(request).expect("a request").claims;
     let verb = call.trim_start_matches("Node").trim_end_matches("Resources");

@@ -1,4 +1,4 @@
-//! Pods that must go for what they or others use: they have a second, whatever they asked for.
+//! Evicted pods get a grace period of one second, whatever their spec says.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ fn patient() -> Value {
     spec
 }
 
-/// How often the API was told of an eviction.
+/// The number of eviction events in the API.
 fn told(api: &Api) -> i64 {
     let counts = api.objects("/events/").into_iter();
     counts.filter(|e| e["reason"] == "Evicted").map(|e| e["count"].as_i64().unwrap_or(1)).sum()
@@ -27,13 +27,13 @@ fn check_grace(bench: &Bench, id: &str) {
 }
 
 #[tokio::test]
-async fn a_shortage_of_memory_waits_for_nobody() {
+async fn an_eviction_for_memory_has_a_short_grace_period() {
     let mut bench = Bench::new();
     bench.api.put_pod("a", patient());
     bench.until_ready("a").await;
     let id = container_id(&bench.api.pod("a"));
     bench.stop().await;
-    // Its sandbox does not stop: it stays, and the shortage with it.
+    // Its sandbox does not stop, so the pod stays, and with it the memory pressure.
     let stuck = cri::Error::Internal("busy".into());
     bench.runtime.fail("stop_pod_sandbox", Some(stuck));
     bench.change = |config| {
@@ -42,7 +42,7 @@ async fn a_shortage_of_memory_waits_for_nobody() {
     };
     bench.start();
     let tries = |bench: &Bench| bench.count("stop_pod_sandbox");
-    bench.api.until("it is tried again", |_| tries(&bench) >= 2).await;
+    bench.api.until("it is retried", |_| tries(&bench) >= 2).await;
     check_grace(&bench, &id);
     bench.api.until("it is told", |api| told(api) > 0).await;
     assert_eq!(told(&bench.api), 1, "{:?}", bench.api.events());
@@ -56,7 +56,7 @@ async fn a_shortage_of_memory_waits_for_nobody() {
 }
 
 #[tokio::test]
-async fn who_fills_the_disk_may_not_go_on() {
+async fn a_pod_above_its_size_limit_is_evicted() {
     let mut bench = Bench::new();
     bench.stop().await;
     bench.change = |config| config.eviction_interval = Duration::from_millis(50);

@@ -1,10 +1,10 @@
-//! Volumes that are paths of the node: what they must be, and what is told where they are not.
+//! Volumes that are paths of the node: the checks of their types, and the events of failures.
 
 use serde_json::{Value, json};
 
 use crate::pods::{Bench, container_id, one};
 
-/// Pods of one container that mounts this volume.
+/// The spec of a pod whose container mounts this volume.
 fn with_volume(mut volume: Value) -> Value {
     let mut spec = one("Always");
     spec["containers"][0]["volumeMounts"] = json!([{"name": "v", "mountPath": "/v"}]);
@@ -17,7 +17,7 @@ fn of_host(path: &str, kind: &str) -> Value {
     with_volume(json!({"hostPath": {"path": path, "type": kind}}))
 }
 
-/// A claim bound to a volume of this kind.
+/// The spec of a pod with a claim bound to a volume of this kind.
 fn of_claim(bench: &Bench, name: &str, volume: Value) -> Value {
     let mut spec = json!({"accessModes": ["ReadWriteOnce"], "capacity": {"storage": "1Gi"}});
     for (key, value) in volume.as_object().into_iter().flatten() {
@@ -42,7 +42,7 @@ fn mounts(bench: &Bench, pod: &str, path: &str) -> bool {
 }
 
 #[tokio::test]
-async fn host_paths_are_what_their_type_says() {
+async fn host_paths_match_their_type() {
     let mut bench = Bench::new();
     let dir = bench.dir.path().join("host");
     let dir = dir.display().to_string();
@@ -74,7 +74,7 @@ async fn host_paths_are_what_their_type_says() {
 }
 
 #[tokio::test]
-async fn persistent_volumes_are_the_paths_that_they_name() {
+async fn persistent_volumes_of_paths() {
     let mut bench = Bench::new();
     let dir = bench.dir.path().join("there");
     std::fs::create_dir(&dir).expect("a directory");
@@ -94,7 +94,7 @@ async fn persistent_volumes_are_the_paths_that_they_name() {
     bench.until_ready("right").await;
     assert!(mounts(&bench, "right", &dir));
 
-    // Nobody but the built-in provisioner leaves a directory to the kubelet.
+    // Only for the built-in provisioner the kubelet creates the directory.
     let local = |path: &str| json!({"local": {"path": path}});
     let spec = of_claim(&bench, "absent", local(&none));
     bench.api.put_pod("absent", spec);
@@ -111,7 +111,7 @@ async fn persistent_volumes_are_the_paths_that_they_name() {
     bench.api.put_pod("ours", spec);
     bench.until_ready("ours").await;
 
-    // A hostPath has no way to be a device.
+    // A hostPath cannot be a block device.
     let mut spec = of_claim(
         &bench,
         "block",

@@ -1,4 +1,4 @@
-//! Pods from their binding to their end.
+//! The life of pods, from binding to deletion.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +18,7 @@ pub struct Bench {
     pub runtime: Fake,
     pub dir: TempDir,
     kubelet: Option<Tasks>,
-    /// What the next start's settings have of their own.
+    /// Changes the settings of the next start.
     pub change: fn(&mut Config),
 }
 
@@ -40,7 +40,7 @@ impl Bench {
         config.healthz_address = None;
         config.cgroups_per_qos = false;
         config.may_mount = false;
-        // How full the machine is that runs the tests is not theirs to know.
+        // The usage of the machine that runs the tests must not matter.
         (config.eviction_memory, config.eviction_disk, config.eviction_inodes) = (0, 0.0, 0.0);
         config.image_gc_high = 100;
         config.shutdown_grace = Duration::from_secs(40);
@@ -64,7 +64,7 @@ impl Bench {
         }
     }
 
-    /// Events are sent beside the work.
+    /// Events are sent concurrently with the work.
     async fn until_events(&self, wanted: &[&str]) {
         let are_there = |api: &Api| {
             let reasons: Vec<String> = api.events().into_iter().map(|event| event.0).collect();
@@ -107,7 +107,7 @@ pub fn one(policy: &str) -> Value {
 }
 
 #[tokio::test]
-async fn a_pod_runs_restarts_and_goes() {
+async fn a_pod_runs_restarts_and_is_deleted() {
     let mut bench = Bench::new();
     bench.api.put_pod("a", one("Always"));
     bench.until_ready("a").await;
@@ -127,7 +127,7 @@ async fn a_pod_runs_restarts_and_goes() {
         })
         .await;
 
-    // It crashes: restarted at once the first time, then held back.
+    // The container crashes: restarted at once the first time, then with back-off.
     bench.runtime.exit(&container_id(&pod), 1);
     bench
         .api
@@ -139,7 +139,7 @@ async fn a_pod_runs_restarts_and_goes() {
     let second = bench.api.pod("a");
     assert_eq!(second["status"]["containerStatuses"][0]["lastState"]["terminated"]["exitCode"], 1);
     bench.runtime.exit(&container_id(&second), 2);
-    // It ends after ten seconds, however late somebody looks.
+    // The back-off ends after ten seconds, however late the test looks.
     let mut held = Value::Null;
     bench
         .api
@@ -168,14 +168,14 @@ async fn a_pod_runs_restarts_and_goes() {
 }
 
 #[tokio::test]
-async fn a_restarted_kubelet_adopts_what_runs() {
+async fn a_restarted_kubelet_adopts_running_pods() {
     let mut bench = Bench::new();
     bench.api.put_pod("a", one("Always"));
     bench.until_ready("a").await;
     let before = bench.api.pod("a");
     bench.stop().await;
     let calls = bench.runtime.calls().len();
-    // Something happens while nobody looks: the next kubelet must notice.
+    // A change while no kubelet runs: the next one must see it.
     bench.api.put_pod("b", one("Always"));
     bench.start();
     bench.until_ready("b").await;
@@ -188,7 +188,7 @@ async fn a_restarted_kubelet_adopts_what_runs() {
 }
 
 #[tokio::test]
-async fn it_goes_on_while_the_api_is_away() {
+async fn pods_are_restarted_while_the_api_is_down() {
     let mut bench = Bench::new();
     bench.api.put_pod("a", one("Always"));
     bench.until_ready("a").await;
@@ -199,16 +199,16 @@ async fn it_goes_on_while_the_api_is_away() {
     bench.api.set_down(false);
     bench
         .api
-        .until("and told later", |api| {
+        .until("and reported later", |api| {
             api.pod("a")["status"]["containerStatuses"][0]["restartCount"] == 1
         })
         .await;
     bench.stop().await;
 }
 
-/// An API server gives up a patch that lost its race too often: that is no word about the pod.
+/// An API server gives up a patch after too many conflicts: that says nothing about the pod.
 #[tokio::test]
-async fn a_status_that_lost_its_race_is_written_again() {
+async fn a_status_after_a_conflict_is_written_again() {
     let mut bench = Bench::new();
     bench.api.put_pod("a", one("Never"));
     bench.until_ready("a").await;
@@ -220,7 +220,7 @@ async fn a_status_that_lost_its_race_is_written_again() {
     let status = bench.api.pod("a")["status"]["containerStatuses"][0].clone();
     assert_eq!(status["state"]["terminated"]["exitCode"], 3);
 
-    // Another pod of that name: the status is nobody's.
+    // Another pod of that name: the old status is not written.
     bench.api.put_pod("b", one("Always"));
     bench.until_ready("b").await;
     let old = container_id(&bench.api.pod("b"));
@@ -232,9 +232,9 @@ async fn a_status_that_lost_its_race_is_written_again() {
     bench.stop().await;
 }
 
-/// A runtime that is not up when the kubelet starts, as containerd after a reboot.
+/// The runtime is not up when the kubelet starts, like containerd after a reboot.
 #[tokio::test]
-async fn leftovers_are_stopped_once_the_runtime_answers() {
+async fn orphans_are_stopped_once_the_runtime_answers() {
     let mut bench = Bench::new();
     bench.api.put_pod("a", one("Always"));
     bench.until_ready("a").await;
@@ -242,7 +242,7 @@ async fn leftovers_are_stopped_once_the_runtime_answers() {
     bench.api.remove("/api/v1/namespaces/ns/pods/a");
     bench.runtime.fail("list_pod_sandbox", Some(cri::Error::Unavailable("not up".into())));
     bench.start();
-    bench.api.until("it looked", |_| bench.runtime.refusals("list_pod_sandbox") > 0).await;
+    bench.api.until("it has tried", |_| bench.runtime.refusals("list_pod_sandbox") > 0).await;
     assert_eq!(bench.count("stop_pod_sandbox"), 0);
     bench.runtime.fail("list_pod_sandbox", None);
     bench.api.until("stopped", |_| bench.count("remove_pod_sandbox") > 0).await;
@@ -250,7 +250,7 @@ async fn leftovers_are_stopped_once_the_runtime_answers() {
 }
 
 #[tokio::test]
-async fn pods_that_end() {
+async fn pods_whose_containers_exit() {
     let mut bench = Bench::new();
     bench.api.put_pod("ok", one("Never"));
     bench.api.put_pod("bad", one("Never"));
@@ -334,7 +334,7 @@ async fn volumes_and_env_wait_for_their_objects_and_follow_them() {
 }
 
 #[tokio::test]
-async fn a_volume_that_cannot_follow_holds_no_other_back() {
+async fn a_volume_that_cannot_be_updated_does_not_stop_the_others() {
     let mut bench = Bench::new();
     let mut spec = one("Always");
     spec["volumes"] = json!([{"name": "cfg", "configMap": {"name": "m"}},
@@ -358,7 +358,7 @@ async fn a_volume_that_cannot_follow_holds_no_other_back() {
     let event = ("FailedMount".to_string(), text.to_string());
     bench.api.until("a complaint", |api| api.events().contains(&event)).await;
 
-    // It starts again with the files that are there.
+    // The restarted container gets the existing files.
     bench.runtime.exit(&container_id(&bench.api.pod("a")), 1);
     bench
         .api
@@ -407,7 +407,7 @@ async fn failing_probes() {
 }
 
 #[tokio::test]
-async fn init_containers_go_first() {
+async fn init_containers_run_first() {
     let mut bench = Bench::new();
     let mut spec = one("Always");
     spec["initContainers"] = json!([{"name": "i", "image": "img:1"}]);
@@ -458,7 +458,7 @@ async fn static_pods_have_mirrors() {
     bench.until_ready("web-n1").await;
     let first = bench.api.pod("web-n1");
     assert!(first["metadata"]["annotations"]["kubernetes.io/config.mirror"].is_string());
-    // The mirror is deleted: made anew, and nothing happened to the container.
+    // The mirror is deleted: it is recreated, and the container is not touched.
     bench.api.remove("/api/v1/namespaces/ns/pods/web-n1");
     bench.until_ready("web-n1").await;
     assert_eq!(container_id(&first), container_id(&bench.api.pod("web-n1")));
@@ -470,7 +470,7 @@ async fn static_pods_have_mirrors() {
 }
 
 #[tokio::test]
-async fn forced_deletion_and_leftovers() {
+async fn forced_deletion_and_orphans() {
     let mut bench = Bench::new();
     bench.api.put_pod("a", one("Always"));
     bench.until_ready("a").await;
@@ -479,14 +479,14 @@ async fn forced_deletion_and_leftovers() {
     bench.api.put_pod("b", one("Always"));
     bench.until_ready("b").await;
     bench.stop().await;
-    // Gone while the kubelet was away: the next one clears up.
+    // Deleted while no kubelet ran: the next one cleans up.
     bench.api.remove("/api/v1/namespaces/ns/pods/b");
     bench.start();
     bench.api.until("stopped", |_| bench.count("remove_pod_sandbox") == 2).await;
     bench.stop().await;
 }
 
-/// Replaces what the pod's container asks for, as the `resize` subresource would.
+/// Replaces the resources of the pod's container, like the `resize` subresource.
 fn resize(api: &Api, name: &str, resources: Value) {
     let mut pod = api.pod(name);
     let generation = pod["metadata"]["generation"].as_i64().unwrap_or(1) + 1;
@@ -495,7 +495,7 @@ fn resize(api: &Api, name: &str, resources: Value) {
     api.put(&format!("/api/v1/namespaces/ns/pods/{name}"), pod);
 }
 
-/// The status shows these requests, and no resize is under way.
+/// Whether the status shows these requests, and no resize is in progress.
 fn has_requests(pod: &Value, requests: &Value) -> bool {
     let status = &pod["status"]["containerStatuses"][0];
     let over =
@@ -522,7 +522,7 @@ async fn resources_change_in_place() {
     assert_eq!(bench.api.pod("a")["status"]["containerStatuses"][0]["restartCount"], 0);
     assert_eq!(bench.api.pod("a")["status"]["allocatedResources"], requests);
 
-    // What the kernel was told is known to the next kubelet: it has nothing to do.
+    // The next kubelet knows the actuated resources: it has nothing to do.
     bench.stop().await;
     bench.start();
     let requests = json!({"cpu": "200m", "memory": "20Mi"});
@@ -570,7 +570,7 @@ async fn a_resize_waits_for_room() {
 }
 
 #[tokio::test]
-async fn a_pod_that_was_forced_out_takes_no_room() {
+async fn a_force_deleted_pod_takes_no_room() {
     let mut bench = Bench::new();
     let node = |bench: &Bench| bench.api.get("/api/v1/nodes/n1").unwrap_or(Value::Null);
     bench.api.until("a node", |_| !node(&bench)["status"]["allocatable"]["cpu"].is_null()).await;
@@ -579,7 +579,7 @@ async fn a_pod_that_was_forced_out_takes_no_room() {
     spec["containers"][0]["resources"] = json!({"requests": {"cpu": all}});
     bench.api.put_pod("old", spec.clone());
     bench.until_ready("old").await;
-    // Its end takes time: the runtime does not manage it.
+    // Its end takes time, because the runtime fails to stop it.
     bench.runtime.fail("stop_pod_sandbox", Some(cri::Error::Internal("busy".into())));
     bench.api.remove("/api/v1/namespaces/ns/pods/old");
     bench.api.put_pod("new", spec);
@@ -589,7 +589,7 @@ async fn a_pod_that_was_forced_out_takes_no_room() {
 }
 
 #[tokio::test]
-async fn a_user_namespace_that_cannot_be_had_is_not_ignored() {
+async fn an_unsupported_user_namespace_is_an_error() {
     let mut bench = Bench::new();
     let mut spec = one("Always");
     spec["hostUsers"] = json!(false);
@@ -607,7 +607,7 @@ async fn a_user_namespace_that_cannot_be_had_is_not_ignored() {
 }
 
 #[tokio::test]
-async fn a_pod_with_users_of_its_own_keeps_them() {
+async fn a_pod_keeps_its_user_namespace() {
     let mut bench = Bench::new();
     bench.runtime.set_user_namespaces(true);
     let mut spec = one("Always");
@@ -623,7 +623,7 @@ async fn a_pod_with_users_of_its_own_keeps_them() {
         let config = bench.runtime.container_config(&id).expect("a config");
         let security = config.linux.expect("there").security_context.expect("there");
         let users = security.namespace_options.expect("there").userns_options.expect("there");
-        // Whatever is mounted has the same users.
+        // All mounts have the same mappings.
         assert!(config.mounts.iter().all(|mount| mount.uid_mappings == users.uids));
         assert!(config.mounts.iter().all(|mount| mount.gid_mappings == users.gids));
         users
@@ -638,7 +638,7 @@ async fn a_pod_with_users_of_its_own_keeps_them() {
         assert_eq!((range.container_id, range.length), (0, 65536));
     }
     assert_ne!(of_a.uids, of_b.uids);
-    // A kubelet that is replaced knows them; they go with the pod.
+    // A restarted kubelet knows the mappings; they are removed with the pod.
     bench.stop().await;
     bench.start();
     bench.until_ready("b").await;
@@ -662,7 +662,7 @@ async fn a_pod_with_users_of_its_own_keeps_them() {
     bench.stop().await;
 }
 
-/// Its resources are not free before its sidecars have ended.
+/// The pod's resources are not free before its sidecars have ended.
 #[tokio::test]
 async fn a_pod_is_not_over_while_a_sidecar_runs() {
     let mut bench = Bench::new();

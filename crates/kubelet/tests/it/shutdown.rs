@@ -1,4 +1,4 @@
-//! The node's shutdown, told by a logind in this process that speaks as much D-Bus as is needed.
+//! The node's shutdown, announced by a logind in this process that speaks the necessary part of D-Bus.
 
 use std::io::Read;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -18,7 +18,7 @@ const NODE: &str = "/api/v1/nodes/n1";
 
 struct Logind {
     signals: mpsc::Sender<bool>,
-    /// The other ends of the locks that were given, in order.
+    /// The other ends of the acquired locks, in order.
     locks: Arc<Mutex<Vec<std::io::PipeReader>>>,
     tasks: Tasks,
 }
@@ -60,11 +60,11 @@ impl Logind {
         Self { signals, locks, tasks }
     }
 
-    /// Whether the lock of that number was given back.
+    /// Whether the lock of that number was released.
     fn is_released(&self, number: usize) -> bool {
         let mut locks = self.locks.lock().expect("no panic");
         let Some(lock) = locks.get_mut(number) else { return false };
-        // Nobody ever writes: it is at its end, or there is nothing to read.
+        // The pipe is never written: it is at its end, or has nothing to read.
         let ready = {
             let mut ends = [PollFd::new(lock.as_fd(), PollFlags::POLLIN)];
             nix::poll::poll(&mut ends, PollTimeout::ZERO).expect("polled")
@@ -85,7 +85,7 @@ async fn greet(stream: &mut UnixStream) {
         ("BEGIN", ""),
     ] {
         while !text.ends_with(b"\r\n") {
-            // Byte by byte: what follows BEGIN is no line any more.
+            // Byte by byte, because no line follows BEGIN.
             text.push(stream.read_u8().await.expect("a line"));
         }
         let said = String::from_utf8_lossy(&text).into_owned();
@@ -99,7 +99,7 @@ fn number(bytes: &[u8], at: usize) -> usize {
     u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes")) as usize
 }
 
-/// The length of the first message, if it is all there.
+/// The length of the first message, if it is complete.
 fn whole(bytes: &[u8]) -> Option<usize> {
     let length = (16 + number(bytes.get(..16)?, 12)).next_multiple_of(8) + number(bytes, 4);
     (bytes.len() >= length).then_some(length)
@@ -153,7 +153,7 @@ async fn answer(stream: &UnixStream, call: &[u8], locks: &Mutex<Vec<std::io::Pip
 }
 
 #[tokio::test]
-async fn pods_end_before_the_machine_does() {
+async fn pods_end_before_the_shutdown() {
     let mut bench = Bench::new();
     bench.stop().await;
     let logind = Logind::start(&bench.dir.path().join("bus"));
@@ -184,11 +184,11 @@ async fn pods_end_before_the_machine_does() {
     assert_eq!(stops.len(), 2, "{stops:?}");
     for (stop, name) in stops.into_iter().zip(["plain", "critical"]) {
         let rest = stop.strip_prefix(&format!("stop_container {} ", id(name))).expect(name);
-        // The 20 s of its group, less what has passed; its own 30 s are not waited for.
+        // The 20 s of its group, minus the time passed; its own 30 s do not apply.
         assert!(rest.parse::<u64>().is_ok_and(|seconds| seconds <= 20), "{stop}");
     }
     assert_eq!(condition(&bench.api.pod("plain"), "DisruptionTarget"), "True");
-    bench.api.until("the lock is given back", |_| logind.is_released(0)).await;
+    bench.api.until("the lock is released", |_| logind.is_released(0)).await;
     bench
         .api
         .until("the node says so", |api| {
@@ -203,7 +203,7 @@ async fn pods_end_before_the_machine_does() {
         .until("no new pods", |api| api.pod("late")["status"]["reason"] == "NodeShutdown")
         .await;
 
-    // It was called off.
+    // The shutdown is cancelled.
     logind.signals.send(false).await.expect("it listens");
     bench
         .api

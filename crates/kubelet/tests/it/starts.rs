@@ -1,5 +1,5 @@
-//! Containers that do not start, and those that are killed again and again: how often they are tried,
-//! and what people hear of it.
+//! Containers that do not start, and those that are killed repeatedly: how often they are retried, and
+//! which events users see.
 
 use cri::Error;
 use serde_json::{Value, json};
@@ -12,7 +12,7 @@ fn waiting(api: &Api, name: &str) -> String {
     status["state"]["waiting"]["reason"].as_str().unwrap_or_default().to_owned()
 }
 
-/// How often an event of that reason was told, whatever it says.
+/// The count of events with that reason, whose message contains `about`.
 fn told(api: &Api, reason: &str, about: &str) -> i64 {
     let events = api.objects("/events/");
     let ours = events.iter().filter(|event| {
@@ -22,7 +22,7 @@ fn told(api: &Api, reason: &str, about: &str) -> i64 {
 }
 
 #[tokio::test]
-async fn a_command_that_does_not_exist_waits_longer_each_time() {
+async fn a_missing_command_has_a_growing_back_off() {
     let mut bench = Bench::new();
     let text = "exec: \"/nonexist\": no such file or directory";
     bench.runtime.fail("start_container", Some(Error::Internal(text.into())));
@@ -31,9 +31,9 @@ async fn a_command_that_does_not_exist_waits_longer_each_time() {
     let status = bench.api.pod("a")["status"]["containerStatuses"][0].clone();
     assert_eq!(status["lastState"]["terminated"]["reason"], "StartError");
     assert_eq!(status["restartCount"], 1);
-    assert_eq!(bench.count("create_container"), 2, "one try more, then ten seconds of rest");
+    assert_eq!(bench.count("create_container"), 2, "one more try, then ten seconds of back-off");
     bench.api.until("a word of it", |api| told(api, "Failed", text) > 0).await;
-    // Whatever wakes the worker changes nothing.
+    // Waking the worker does not shorten the back-off.
     let other = bench.api.put_pod("b", one("Always"));
     bench.api.change("/api/v1/namespaces/ns/pods/a", &json!({"metadata": {"labels": {"x": "y"}}}));
     assert!(!other.is_null());
@@ -48,12 +48,12 @@ async fn a_command_that_does_not_exist_waits_longer_each_time() {
 }
 
 #[tokio::test]
-async fn a_failed_pull_is_told_once_for_each_wait() {
+async fn a_failed_pull_has_one_event_for_each_wait() {
     let mut bench = Bench::new();
     bench.runtime.take_image("img:1");
     bench.api.put_pod("a", one("Always"));
     bench.api.until("backs off", |api| waiting(api, "a") == "ImagePullBackOff").await;
-    // Events of the runtime wake nobody up to complain again.
+    // Events of the runtime cause no further events.
     let change = |n: u8| json!({"metadata": {"labels": {"n": n.to_string()}}});
     (0..5).for_each(|n| {
         bench.api.change("/api/v1/namespaces/ns/pods/a", &change(n));
@@ -69,9 +69,9 @@ async fn a_failed_pull_is_told_once_for_each_wait() {
     bench.stop().await;
 }
 
-/// Killed by its probe, started, killed: nobody sees an exited container in between.
+/// Killed by its probe, started, killed: no exited container is observed in between.
 #[tokio::test]
-async fn liveness_restarts_wait_longer_each_time() {
+async fn liveness_restarts_have_a_growing_back_off() {
     let mut bench = Bench::new();
     bench.runtime.set_exec(1, "sick");
     let mut spec = one("Always");
@@ -87,7 +87,7 @@ async fn liveness_restarts_wait_longer_each_time() {
 }
 
 #[tokio::test]
-async fn readiness_is_asked_until_the_end() {
+async fn readiness_is_probed_until_the_end() {
     let mut bench = Bench::new();
     let probe = |threshold: i32| json!({"exec": {"command": ["check"]}, "periodSeconds": 1, "failureThreshold": threshold});
     let mut spec = one("Always");
@@ -111,7 +111,7 @@ async fn readiness_is_asked_until_the_end() {
     bench.until_ready("a").await;
     assert_eq!(told(&bench.api, "Unhealthy", "Liveness"), 0, "liveness does not matter any more");
     assert_eq!(container_id(&bench.api.pod("a")), id);
-    // Somebody loses patience.
+    // The grace period is shortened.
     bench.api.mark_deleted("a", 1);
     bench.api.until("gone", |api| api.pod("a").is_null()).await;
     bench.stop().await;

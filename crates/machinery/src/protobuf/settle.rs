@@ -29,8 +29,9 @@ pub enum Unsettled {
     Value(String),
 }
 
-/// A list that says something by being empty and not absent, until it is stored: its message and name.
-pub type Telling = (MessageId, &'static str);
+/// A field that says something by being empty and not absent, until it is stored: its message and
+/// name, and what stands there meanwhile where it is empty.
+pub type Telling = (MessageId, &'static str, &'static str);
 
 impl Descriptors {
     /// The JSON that Go's struct of this message would write for `json`.
@@ -38,7 +39,7 @@ impl Descriptors {
         self.settle_but(message, json, &[])
     }
 
-    /// The same, but the lists of `telling` stay where they are empty.
+    /// The same, but the fields of `telling` stay where they are empty.
     pub fn settle_but(
         &self,
         message: MessageId,
@@ -263,9 +264,9 @@ impl<'a> Scan<'a> {
             scan.key(key, is_first);
             let start = scan.out.len();
             scan.field(field, depth + 1)?;
-            let tells =
-                scan.out[start..] == *b"[]" && scan.telling.contains(&(message, field.name));
-            if tells {
+            if let Some(shown) = scan.telling_text(message, field, start) {
+                scan.out.truncate(start);
+                scan.out.extend_from_slice(shown.as_bytes());
                 seen.push(field.name);
                 return Ok(true);
             }
@@ -283,6 +284,20 @@ impl<'a> Scan<'a> {
         self.table.write_always(message, &seen, &mut is_first, &mut self.out);
         self.out.push(b'}');
         Ok(())
+    }
+
+    /// What stands for a field that is there, empty, and tells something by that.
+    fn telling_text(
+        &self,
+        message: MessageId,
+        field: &Field,
+        start: usize,
+    ) -> Option<&'static str> {
+        if !matches!(&self.out[start..], b"[]" | b"{}") {
+            return None;
+        }
+        let is_it = |telling: &&Telling| (telling.0, telling.1) == (message, field.name);
+        self.telling.iter().find(is_it).map(|telling| telling.2)
     }
 
     fn field(&mut self, field: &Field, depth: usize) -> Result<(), Unsettled> {
@@ -460,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn a_telling_list_stays_empty() {
+    fn a_telling_field_stays_empty() {
         let table = Descriptors::parse(TABLE, "v1");
         let message = table.kind("v1", "Thing").expect("a message");
         for (json, expected) in [
@@ -468,9 +483,17 @@ mod tests {
             (r#"{"list":null}"#, r#"{"list":null,"name":"","size":"0","inner":{"must":0}}"#),
             ("{}", r#"{"name":"","size":"0","list":null,"inner":{"must":0}}"#),
         ] {
-            let out = table.settle_but(message, json.as_bytes(), &[(message, "list")]);
+            let out = table.settle_but(message, json.as_bytes(), &[(message, "list", "[]")]);
             assert_eq!(out.as_deref(), Ok(expected.as_bytes()), "{json}");
         }
+        let of_tags = |json: &str| {
+            let telling = [(message, "tags", r#"{"a":{}}"#)];
+            let out = table.settle_but(message, json.as_bytes(), &telling).expect("a thing");
+            String::from_utf8(out).expect("text").contains(r#""tags":{"a":{}}"#)
+        };
+        assert!(of_tags(r#"{"tags":{}}"#));
+        assert!(!of_tags(r#"{"tags":null}"#));
+        assert!(!of_tags("{}"));
     }
 
     #[test]

@@ -1,19 +1,19 @@
 //! The difference of two rulesets as one transaction.
 //!
 //! Sets and chains keep their identity, rules do not: a chain whose rules differ is flushed and
-//! filled again (service chains are short). The order within the transaction follows the kernel's
-//! reference counts: what is pointed to exists before and goes after what points to it.
+//! refilled (service chains are short). The order within the transaction follows the kernel's
+//! reference counts: an object is created before, and deleted after, the objects that refer to it.
 //!
 //! ```text
-//! 1 new sets, new chains      so that rules and elements can name them
-//! 2 old elements off, changed and dying chains flushed, dying sets off
-//! 3 sets of another shape made anew
-//! 4 rules of new and changed chains, new elements
-//! 5 dying chains off
+//! 1 add new sets and chains    so that rules and elements can name them
+//! 2 delete old elements, flush changed and old chains, delete old sets
+//! 3 recreate sets of another shape
+//! 4 add rules of new and changed chains, new elements
+//! 5 delete old chains
 //! ```
 //!
-//! A table that only the new ruleset has is added, deleted and added: whatever a former process
-//! left there is replaced in the same instant.
+//! A table that only the new ruleset has is added, deleted and added. So the transaction replaces a
+//! former process's table of that name atomically.
 
 use std::collections::BTreeSet;
 
@@ -21,7 +21,7 @@ use super::encode::Encoder;
 use super::model::{Chain, Family, Ruleset, Set, Table};
 use super::wire::Batch;
 
-/// What turns `old`, as it is in the kernel, into `new`.
+/// The transaction that changes `old`, the kernel's present ruleset, into `new`.
 pub fn diff(old: &Ruleset, new: &Ruleset) -> Batch {
     let mut batch = Batch::default();
     let mut set_id = 0;
@@ -34,7 +34,7 @@ pub fn diff(old: &Ruleset, new: &Ruleset) -> Batch {
             (Some(old), Some(new)) if keeps_frame(old, new) => change(&mut to, old, new),
             (_, Some(new)) => replace(&mut to, new),
             (_, None) => {
-                // Adding first makes the deletion safe when somebody else removed the table.
+                // Adding first makes the deletion safe when another program removed the table.
                 to.new_table(&Table::default());
                 to.delete_table();
             }
@@ -127,7 +127,7 @@ fn shared_sets<'a>(
     old.sets.iter().filter_map(|(name, was)| Some((name.as_str(), was, new.sets.get(name)?)))
 }
 
-/// Equal but for the elements.
+/// Equal except for the elements.
 fn same_shape(a: &Set, b: &Set) -> bool {
     (&a.key, a.map, a.dynamic, a.timeout, a.size, &a.comment)
         == (&b.key, b.map, b.dynamic, b.timeout, b.size, &b.comment)

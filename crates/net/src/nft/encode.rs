@@ -1,5 +1,5 @@
-//! From the model to requests. Registers: keys are loaded from register 1 on, one 32-bit slot per
-//! started four bytes, as `nft` does it.
+//! Encodes the model as netlink requests. As in `nft`, keys start at register 1, and each key part
+//! takes whole 32-bit slots.
 
 use std::net::SocketAddr;
 
@@ -27,19 +27,19 @@ const SET_TIMEOUT: u32 = 0x10;
 const SET_EVAL: u32 = 0x20;
 const DATA_VERDICT: u32 = 0xffff_ff00;
 const ANONYMOUS_MAP: &str = "__map%d";
-/// The type number of a plain integer, as nft knows it.
+/// nft's number for the type "integer".
 const TYPE_INTEGER: u32 = 4;
 
-/// Elements per request are cut at this size: an attribute's length has 16 bits.
+/// The limit on the elements of one request: an attribute's length has 16 bits.
 const ELEMENTS_BYTES: usize = 32 << 10;
-/// User data, its own two-byte header included, is at most 256 bytes.
+/// The limit on a comment: user data has at most 256 bytes, with its two-byte header.
 const COMMENT_BYTES: usize = 250;
 
 /// Writes requests for one table.
 pub struct Encoder<'a> {
     pub family: Family,
     pub table: &'a str,
-    /// The last number given to a set in this transaction. Shared by all tables of a batch.
+    /// The last set number in this transaction. All tables of a batch share the counter.
     pub set_id: &'a mut u32,
     pub out: &'a mut Vec<Message>,
 }
@@ -70,7 +70,7 @@ impl Encoder<'_> {
         self.push(DELCHAIN, 0, body, format!("delete chain {} {name}", self.table));
     }
 
-    /// Removes all rules of a chain.
+    /// Deletes all rules of a chain.
     pub fn flush_chain(&mut self, name: &str) {
         let body = Attrs::new().text(1, self.table).text(2, name);
         self.push(DELRULE, 0, body, format!("flush chain {} {name}", self.table));
@@ -220,7 +220,7 @@ impl Encoder<'_> {
         }
     }
 
-    /// Port unreachable, in the terms of the table's family.
+    /// Rejects with "port unreachable" in the table's family.
     fn reject(&self) -> Attrs {
         let (kind, code) = match self.family {
             Family::Ip => (0, 3),
@@ -230,7 +230,7 @@ impl Encoder<'_> {
         Attrs::new().number(1, kind).bytes(2, &[code])
     }
 
-    /// The kernel names it; until then the transaction knows it by number.
+    /// Adds an anonymous map. The kernel names it; this transaction refers to it by number.
     fn anonymous_map(&mut self, key: &Field, entries: &[(Value, Verdict)]) -> u32 {
         *self.set_id += 1;
         let id = *self.set_id;
@@ -308,7 +308,7 @@ fn comment_data(kind: u8, comment: &str) -> Vec<u8> {
     data
 }
 
-/// For nft's listing only: the key's byte order (1 host, 2 network) and a comment.
+/// User data for nft's listing only: the key's byte order (1 host, 2 network) and a comment.
 fn set_user_data(order: u32, comment: Option<&str>) -> Vec<u8> {
     let mut data = vec![0, 4];
     data.extend_from_slice(&order.to_ne_bytes());
@@ -473,7 +473,7 @@ impl Family {
 }
 
 impl Type {
-    /// As nft knows it; the kernel keeps it without understanding it.
+    /// nft's number for this type; the kernel stores it without interpretation.
     fn number(self) -> u32 {
         match self {
             Self::Ipv4Addr => 7,

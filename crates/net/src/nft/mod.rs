@@ -1,15 +1,15 @@
-//! nftables by netlink: a ruleset as plain data, the difference of two as one atomic transaction.
+//! nftables over netlink: a ruleset as plain data, and the difference of two as one atomic transaction.
 //!
 //! ```text
 //!  caller ─► Ruleset (model) ─► diff(old, new) ─► Batch ─► Nft::apply ─► kernel, all or nothing
 //!                  └► to_string(): the text that `nft list ruleset` would print (priorities as numbers)
 //! ```
 //!
-//! The model covers what services and network policies need, no more. Expressions are those that
-//! `nft` itself would emit, so that its listing of our tables reads naturally.
+//! The model covers only what Services and network policies need. Expressions are those that `nft`
+//! itself would emit, so that its listing of our tables is readable.
 //!
-//! Invariant: a batch touches only tables that are named in one of the two rulesets. What other
-//! programs have in the kernel is neither read nor changed.
+//! Invariant: a batch touches only tables that one of the two rulesets names. Other programs'
+//! tables are neither read nor changed.
 
 mod diff;
 mod encode;

@@ -1,5 +1,5 @@
-//! The ruleset as data: tables, chains, rules, sets and maps. Equal rulesets behave the same; all
-//! collections are ordered, so that the same input gives the same text and the same bytes.
+//! The ruleset as data: tables, chains, rules, sets and maps. Equal rulesets behave the same. All
+//! collections are ordered, so that equal input gives equal text and equal bytes.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -14,7 +14,7 @@ pub struct Ruleset {
 }
 
 impl Ruleset {
-    /// By the number that the kernel has for the family.
+    /// `family` is the kernel's number of the family.
     pub fn has_table(&self, family: u8, name: &str) -> bool {
         self.tables.keys().any(|(known, table)| known.number() == family && table == name)
     }
@@ -37,7 +37,7 @@ pub struct Table {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Chain {
-    /// Where packets enter; none for a chain that others jump to.
+    /// The hook where packets enter; none for a chain that is only jumped to.
     pub base: Option<BaseChain>,
     pub comment: Option<String>,
     pub rules: Vec<Rule>,
@@ -82,10 +82,10 @@ pub struct Rule {
 /// A set, or with `map` a map from keys to verdicts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Set {
-    /// More than one: a concatenation.
+    /// The key's parts; more than one form a concatenation.
     pub key: Vec<Type>,
     pub map: bool,
-    /// Filled by packets ([`Stmt::Update`]); its elements are the kernel's business.
+    /// Packets fill it ([`Stmt::Update`]); the diff ignores its elements.
     pub dynamic: bool,
     pub timeout: Option<Duration>,
     pub size: Option<u32>,
@@ -95,7 +95,7 @@ pub struct Set {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Element {
-    /// In maps.
+    /// Set in maps.
     pub verdict: Option<Verdict>,
     pub comment: Option<String>,
 }
@@ -123,24 +123,24 @@ pub enum Proto {
     Sctp,
 }
 
-/// What a rule can look at.
+/// A packet field or other value that a rule can match.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Field {
     Saddr(Ip),
     Daddr(Ip),
     L4proto,
-    /// The destination port of TCP, UDP or SCTP alike.
+    /// The destination port of TCP, UDP or SCTP.
     Dport,
     Mark,
     Iifname,
     Oifname,
     CtState,
     CtStatus,
-    /// The kind of the source (destination) address in the routing table; [`Value::Number`] 2 is
+    /// The address type of the source (destination) in the routing table; [`Value::Number`] 2 means
     /// "local".
     FibSaddrType,
     FibDaddrType,
-    /// A random number below this.
+    /// A random number below this one.
     Random(u32),
 }
 
@@ -167,7 +167,7 @@ pub mod ct_state {
     pub const NEW: u32 = 8;
 }
 
-/// A part of a rule: matches let the next part run or end the rule, the others act.
+/// A statement of a rule. A failed match ends the rule; other statements act.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Stmt {
     Match {
@@ -181,12 +181,12 @@ pub enum Stmt {
         op: Op,
         net: IpNet,
     },
-    /// Any of these bits is set.
+    /// Matches if any of these bits is set.
     AnyBit {
         field: Field,
         bits: u32,
     },
-    /// None of these bits is set.
+    /// Matches if none of these bits is set.
     NoBit {
         field: Field,
         bits: u32,
@@ -201,17 +201,17 @@ pub enum Stmt {
         op: Op,
         set: String,
     },
-    /// Goes where a map says; goes on when the map has no such key.
+    /// Looks the key up in a map and runs the verdict; continues when the map lacks the key.
     Vmap {
         key: Vec<Field>,
         map: String,
     },
-    /// The same with the map written in the rule.
+    /// The same, with an anonymous map in the rule.
     VmapInline {
         key: Field,
         entries: Vec<(Value, Verdict)>,
     },
-    /// Adds the key to a dynamic set or starts its timeout again.
+    /// Adds the key to a dynamic set, or restarts its timeout.
     Update {
         set: String,
         key: Vec<Field>,
@@ -222,7 +222,7 @@ pub enum Stmt {
     Masquerade {
         fully_random: bool,
     },
-    /// Port unreachable.
+    /// Answers with "port unreachable".
     Reject,
     Counter,
     Verdict(Verdict),
@@ -238,14 +238,14 @@ pub enum Verdict {
 }
 
 impl Ruleset {
-    /// The table, made when missing.
+    /// The table, created if missing.
     pub fn table(&mut self, family: Family, name: &str) -> &mut Table {
         self.tables.entry((family, name.to_owned())).or_default()
     }
 }
 
 impl Table {
-    /// The chain, made when missing.
+    /// The chain, created if missing.
     pub fn chain(&mut self, name: &str) -> &mut Chain {
         self.chains.entry(name.to_owned()).or_default()
     }
@@ -257,7 +257,7 @@ impl Table {
         rules.last_mut().expect("just pushed")
     }
 
-    /// Adds an element to a set or map that exists.
+    /// Adds an element to an existing set or map.
     pub fn element(&mut self, set: &str, key: Vec<Value>, element: Element) {
         let set = self.sets.get_mut(set).expect("elements come after their set");
         debug_assert_eq!(set.map, element.verdict.is_some());
@@ -322,7 +322,7 @@ impl Stmt {
         Self::Match { field, op: Op::Eq, value }
     }
 
-    /// The named set or map that this part needs to exist.
+    /// The named set or map that this statement refers to.
     pub(crate) fn set_name(&self) -> Option<&str> {
         match self {
             Self::InSet { set, .. } | Self::Update { set, .. } => Some(set),

@@ -1,5 +1,5 @@
-//! The socket that transactions go through. The kernel works a transaction off inside `send`, so
-//! all answers are waiting when it returns: no timeouts, no polling.
+//! The socket for transactions. The kernel processes a transaction inside `send`, so all answers
+//! are queued when it returns: no timeouts, no polling.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -18,13 +18,13 @@ const NLMSG_ERROR: u16 = 2;
 const NLM_F_CAPPED: u16 = 0x100;
 const NLM_F_ACK_TLVS: u16 = 0x200;
 const NLMSGERR_ATTR_MSG: u16 = 1;
-/// Room for the answers of a batch in which every request fails.
+/// The receive buffer: enough for a batch in which every request fails.
 const RECEIVE_BUFFER: usize = 4 << 20;
 const SPARE: usize = 64 << 10;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The kernel refused the transaction; nothing of it happened.
+    /// The kernel refused the transaction and applied nothing of it.
     #[error("nftables refused: {}", describe(.0))]
     Refused(Vec<Failure>),
     #[error("nftables socket: {0}")]
@@ -38,11 +38,11 @@ pub enum Error {
 /// A request that the kernel refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// Which request of the batch; none when it was the transaction as a whole.
+    /// The refused request of the batch; none for the transaction as a whole.
     pub index: Option<usize>,
     pub about: String,
     pub errno: i32,
-    /// The kernel's own words, where it has some.
+    /// The kernel's own error text, if any.
     pub message: Option<String>,
 }
 
@@ -52,28 +52,28 @@ pub struct Nft {
 }
 
 impl Nft {
-    /// In the calling thread's namespace.
+    /// Opens a socket in the calling thread's namespace.
     pub fn open() -> Result<Self, Error> {
         Ok(Self { fd: open_socket()? })
     }
 
-    /// In the namespace pinned at `path`.
+    /// Opens a socket in the namespace pinned at `path`.
     pub fn open_in(path: &Path) -> Result<Self, Error> {
         netns::run(path, Self::open)?
     }
 
-    /// The number by which the kernel tells others that a change was made here.
+    /// The port id that the kernel puts into notifications about this socket's changes.
     pub(crate) fn port(&self) -> Result<u32, Error> {
         let own = || getsockname::<NetlinkAddr>(self.fd.as_raw_fd()).map_err(io::Error::from);
         if own()?.pid() == 0 {
-            // The kernel chooses one.
+            // The kernel chooses a port id.
             bind(self.fd.as_raw_fd(), &NetlinkAddr::new(0, 0)).map_err(io::Error::from)?;
         }
         Ok(own()?.pid())
     }
 
-    /// Runs the transaction. Blocks while the kernel works on it (milliseconds; large ones up to
-    /// half a second).
+    /// Runs the transaction. Blocks while the kernel processes it (milliseconds; up to half a
+    /// second for large ones).
     pub fn apply(&mut self, batch: &Batch) -> Result<(), Error> {
         if batch.is_empty() {
             return Ok(());
@@ -124,7 +124,7 @@ pub(crate) fn open_socket() -> io::Result<OwnedFd> {
         SockFlag::SOCK_CLOEXEC,
         SockProtocol::NetlinkNetFilter,
     )?;
-    // Not the end of the world without: the default buffer holds a thousand answers.
+    // May fail without harm: the default buffer holds a thousand answers.
     let _ = setsockopt(&fd, sockopt::RcvBufForce, &RECEIVE_BUFFER);
     for option in [libc::NETLINK_EXT_ACK, libc::NETLINK_CAP_ACK] {
         let on: libc::c_int = 1;
@@ -169,7 +169,7 @@ impl Answer {
     }
 }
 
-/// Reads the answers in one datagram; anything else on the socket is not for us.
+/// Reads the answers in one datagram; ignores other messages.
 fn parse(mut bytes: &[u8], answers: &mut Vec<Answer>) {
     let u16_at =
         |b: &[u8], at: usize| Some(u16::from_ne_bytes(b.get(at..at + 2)?.try_into().ok()?));
@@ -181,7 +181,7 @@ fn parse(mut bytes: &[u8], answers: &mut Vec<Answer>) {
         let kind = u16_at(message, 4).unwrap_or_default();
         let flags = u16_at(message, 6).unwrap_or_default();
         if let (NLMSG_ERROR, Some(code)) = (kind, u32_at(message, HEADER)) {
-            // The refused request's header follows the code, and all of it unless capped.
+            // After the code comes the refused request: its header, or all of it unless capped.
             let echoed = u32_at(message, HEADER + 4).unwrap_or_default() as usize;
             let echoed = if flags & NLM_F_CAPPED != 0 { HEADER } else { echoed };
             let details = message.get(HEADER + 4 + echoed.next_multiple_of(4)..);

@@ -1,5 +1,4 @@
-//! The ruleset as text, in the words and layout of `nft -y list ruleset`. For goldens and logs; the
-//! kernel gets bytes.
+//! The ruleset as text, in the layout of `nft -y list ruleset`. For golden files and logs only.
 
 use std::fmt::{self, Display, Formatter, Write};
 use std::net::SocketAddr;
@@ -94,7 +93,7 @@ fn write_chain(f: &mut Formatter<'_>, name: &str, chain: &Chain) -> fmt::Result 
     writeln!(f, "\t}}")
 }
 
-/// As nft writes it: `3h`, `1m30s`.
+/// A duration in nft's format: `3h`, `1m30s`.
 fn duration(time: Duration) -> String {
     let mut rest = time.as_secs();
     let mut text = String::new();

@@ -1,5 +1,5 @@
 //! Netlink bytes: attributes, messages, batches. Numbers in attributes are big-endian, headers in
-//! the machine's order. The constants are those of `linux/netfilter/nf_tables.h`.
+//! host byte order. The constants are those of `linux/netfilter/nf_tables.h`.
 
 pub const SUBSYSTEM: u16 = 10;
 pub const NLM_F_REQUEST: u16 = 1;
@@ -20,11 +20,11 @@ pub struct Message {
     pub flags: u16,
     pub family: u8,
     pub body: Vec<u8>,
-    /// For people, when the kernel refuses it.
+    /// A description for error messages.
     pub about: String,
 }
 
-/// A transaction: the kernel takes all of it or nothing.
+/// A transaction: the kernel applies all of it or nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Batch {
     pub(crate) messages: Vec<Message>,
@@ -35,18 +35,18 @@ impl Batch {
         self.messages.is_empty()
     }
 
-    /// How many requests.
+    /// The number of requests.
     pub fn len(&self) -> usize {
         self.messages.len()
     }
 
-    /// What each request does, for logs and tests.
+    /// A description of each request, for logs and tests.
     pub fn describe(&self) -> Vec<&str> {
         self.messages.iter().map(|message| message.about.as_str()).collect()
     }
 
-    /// The bytes of the whole transaction. Message `i` has sequence number `i + 1`; the last asks
-    /// for an answer, so that silence is never taken for success.
+    /// The bytes of the whole transaction. Message `i` has sequence number `i + 1`. The last one
+    /// asks for an answer, so that a missing answer is not taken for success.
     pub(crate) fn bytes(&self) -> Vec<u8> {
         let size: usize = self.messages.iter().map(|m| m.body.len() + 24).sum();
         let mut out = Vec::with_capacity(size + 48);

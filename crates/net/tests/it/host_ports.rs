@@ -1,4 +1,4 @@
-//! Ports of the node lead into pods, for the node's own processes, for other pods and for itself.
+//! Host ports lead into pods, for the node's own processes, for other pods and for the pod itself.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -22,7 +22,7 @@ fn port(host: Option<&str>, port: u16, to: &str) -> HostPort {
     }
 }
 
-/// What a client in `from` gets from `at`, where the server in `pod` listens at `to`.
+/// Checks that a client in `from` reaches `at`, where the server in `pod` listens at `to`.
 async fn asks(from: &Path, at: &str, pod: &Path, to: &str) {
     let (at, to): (SocketAddr, SocketAddr) =
         (at.parse().expect("an address"), to.parse().expect("an address"));
@@ -43,7 +43,7 @@ async fn asks(from: &Path, at: &str, pod: &Path, to: &str) {
 }
 
 #[tokio::test]
-async fn ports_of_the_node_lead_into_pods() {
+async fn host_ports_lead_into_pods() {
     if skipped() {
         return;
     }
@@ -71,7 +71,7 @@ async fn ports_of_the_node_lead_into_pods() {
     // Another pod, and the pod itself.
     asks(&b.path, "10.42.0.1:8001", &a.path, "10.42.0.2:81").await;
     asks(&a.path, "10.42.0.1:8001", &a.path, "10.42.0.2:81").await;
-    // What a former process left is replaced, and taken away.
+    // The rules of a former process are replaced, and can be removed.
     load(diff(&Ruleset::default(), &wanted));
     load(diff(&none("ports"), &Ruleset::default()));
     let at: SocketAddr = "10.42.0.1:8001".parse().expect("an address");
@@ -85,7 +85,7 @@ async fn a_pod_does_not_reach_the_nodes_loopback() {
     }
     let node = Node::new(&["10.42.0.1/24"]).await;
     let (pod, _) = node.pod("vetha", &["10.42.0.2"], &["10.42.0.1"]).await;
-    // The pod has no loopback of its own, and another way to that network.
+    // The pod has no loopback, and a route for 127.0.0.1 to the node.
     let inside = Links::open_in(&pod.path).await.expect("netlink");
     let eth0 = inside.link("eth0").await.expect("there").index;
     inside.remove_address(1, net("127.0.0.1/8")).await.expect("no loopback");

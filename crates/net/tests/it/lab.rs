@@ -1,4 +1,4 @@
-//! A node made of a fresh network namespace, removed again when dropped.
+//! A node in a new network namespace, which is removed on drop.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use net::links::Pair;
 use net::pods::{Bridge, POD_INTERFACE, PodAttachment, PodLink, attach_pod, mac_of};
 use net::{Links, netns, sysctl};
 
-/// True when the test cannot run here; says why.
+/// True when the test cannot run here; prints the reason.
 pub fn skipped() -> bool {
     let root = nix::unistd::geteuid().is_root();
     if !root {
@@ -45,7 +45,7 @@ pub struct Node {
 
 impl Node {
     /// A namespace with a bridge `pods` that has these gateway addresses. As on a machine without
-    /// `br_netfilter`, what is switched passes no rules.
+    /// `br_netfilter`, bridged packets pass no rules.
     pub async fn new(gateways: &[&str]) -> Self {
         let netns = Netns::new();
         sysctl::prepare_node(Some(&netns.path)).await.expect("sysctls");
@@ -97,7 +97,7 @@ pub fn without_bridge_filter(netns: &Path) {
     netns::run(netns, off).expect("enter").expect("sysctls");
 }
 
-/// Connects a namespace to a bridge: its `eth0` has these addresses.
+/// Connects a namespace to a bridge; its `eth0` gets these addresses.
 pub async fn plug(links: &Links, bridge: &str, port: &str, netns: &Path, addresses: &[&str]) {
     let mac = mac_of(&net(addresses[0]).addr());
     let mut port_mac = mac;

@@ -12,7 +12,7 @@ use tokio::net::TcpListener;
 
 use crate::lab::{Netns, Node, attachment, ip, net, plug, skipped};
 
-/// A client in `from` reaches a server in `to` at `at`.
+/// Checks that a client in `from` reaches a server in `to` at `at`.
 async fn reaches(from: &Path, to: &Path, at: &str) {
     let at: SocketAddr = at.parse().expect("an address");
     let listener = netns::listen(to, at).await.expect("listen");
@@ -70,7 +70,7 @@ async fn pods_reach_each_other_the_node_and_themselves() {
     reaches(&a.path, &node.netns.path, "10.42.0.1:82").await;
     reaches(&a.path, &a.path, "127.0.0.1:83").await;
 
-    // The same address given to another pod at once: neighbours' caches are still right.
+    // Another pod gets the same address at once: the neighbour entries are still right.
     detach_pod(&node.links, "vetha").await.expect("detach");
     detach_pod(&node.links, "vetha").await.expect("detach again");
     let (c, _) = node.pod("vethc", &["10.42.0.2"], &gateways[..1]).await;
@@ -79,7 +79,7 @@ async fn pods_reach_each_other_the_node_and_themselves() {
 }
 
 #[tokio::test]
-async fn pods_that_a_former_version_switched_move_over_with_their_connections() {
+async fn bridged_pods_are_converted_and_keep_their_connections() {
     if skipped() {
         return;
     }
@@ -166,7 +166,7 @@ async fn routes_and_local_addresses_come_and_go() {
     let held = links.addresses().await.expect("addresses");
     assert!(held.iter().all(|a| a.net.addr() != ip("10.43.0.10")));
 
-    // No default route: the first address for the world counts. Then the default route's does.
+    // Without a default route the first global address counts, then the default route's.
     let uplink = links.uplink().await.expect("uplink").expect("one");
     assert_eq!((uplink.interface.as_str(), uplink.address), ("pods", ip("10.42.0.1")));
     let other = Via::Gateway(ip("10.42.0.2"));
@@ -223,7 +223,7 @@ async fn two_nodes_meet_over_vxlan() {
 }
 
 #[tokio::test]
-async fn udp_sockets_live_where_they_were_made() {
+async fn udp_sockets_stay_in_their_namespace() {
     if skipped() {
         return;
     }

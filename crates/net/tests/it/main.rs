@@ -1,5 +1,5 @@
-//! Tests against the real kernel, each in network namespaces of its own. They need root; without
-//! it they say so and pass.
+//! Tests against the real kernel, each in its own network namespaces. They need root; without root
+//! they print a message and pass.
 
 extern crate decapod_net as net;
 

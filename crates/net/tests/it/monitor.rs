@@ -1,4 +1,4 @@
-//! What others change is told, what one changes oneself is not.
+//! Changes by other programs are reported, own changes are not.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use testkit::wait::soon;
 
 use crate::lab::{Netns, ip, net, skipped};
 
-/// One table, and in it as many sets.
+/// One table with this many sets.
 fn rules(table: &str, sets: usize) -> Ruleset {
     let set = Set { key: vec![Type::Ipv4Addr], ..Set::default() };
     let sets = (0..sets).map(|number| (format!("set{number}"), set.clone())).collect();
@@ -20,7 +20,7 @@ fn rules(table: &str, sets: usize) -> Ruleset {
 }
 
 #[tokio::test]
-async fn rules_that_others_change_are_told() {
+async fn rule_changes_by_others_are_reported() {
     if skipped() {
         return;
     }
@@ -41,11 +41,11 @@ async fn rules_that_others_change_are_told() {
     };
     soon("what others did", monitor.told(matters)).await.expect("told");
     let seen = seen.into_inner().expect("no panic");
-    // In order, so what one did oneself would have come first.
+    // Messages come in order, so an own change would have come first.
     assert_eq!(seen.first().map(String::as_str), Some("theirs"), "{seen:?}");
     assert!(seen.iter().any(|table| table == "ours"), "{seen:?}");
 
-    // Told until it is forgotten: making it anew tells nothing.
+    // It stays reported until `forget`; creating the objects again reports nothing.
     soon("the same again", monitor.told(|_| false)).await.expect("told");
     monitor.forget().expect("forgotten");
     own.apply(&diff(&nothing, &ours)).expect("rules");
@@ -54,7 +54,7 @@ async fn rules_that_others_change_are_told() {
 }
 
 #[tokio::test]
-async fn what_links_lose_is_told() {
+async fn losses_of_links_are_reported() {
     if skipped() {
         return;
     }
@@ -71,7 +71,7 @@ async fn what_links_lose_is_told() {
         _ => links.remove("br").await,
     };
     links.ensure_route(net("10.8.0.0/24"), &via).await.expect("a route");
-    // Making things, and making them again, tells nothing.
+    // Creating objects, also a second time, reports nothing.
     let overlay = Vxlan::new("overlay", ip("10.9.0.1"), "br", net("10.42.0.0/24"));
     let peer = Peer { node: ip("10.9.0.2"), pod_cidr: net("10.42.1.0/24") };
     for _ in 0..2 {
@@ -81,7 +81,7 @@ async fn what_links_lose_is_told() {
     let made = links.link("overlay").await.expect("there").index;
     for what in ["route", "address", "link"] {
         if what == "link" {
-            // The overlay goes over it.
+            // The overlay uses this link.
             links.remove("overlay").await.expect("removed");
             soon("overlay", monitor.told(|c| c == Change::Link(made))).await.expect("told");
             monitor.forget().expect("forgotten");

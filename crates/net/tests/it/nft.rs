@@ -1,4 +1,4 @@
-//! The kernel holds what the model says: compared with the listing of the real `nft`.
+//! The kernel's rules equal the model: compared with the listing of the real `nft`.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,7 +14,7 @@ use net::nft::{
 
 use crate::lab::{Netns, ip, net, skipped};
 
-/// What `nft list ruleset` prints, priorities as numbers; none when the program is not installed.
+/// The output of `nft list ruleset`, with numeric priorities; none when the program is not installed.
 fn listing(at: &Path) -> Option<String> {
     let output = netns::run(at, || Command::new("nft").args(["-y", "list", "ruleset"]).output());
     match output.expect("enter") {
@@ -30,8 +30,8 @@ fn listing(at: &Path) -> Option<String> {
     }
 }
 
-/// Blocks by table and header, their lines in order, elements sorted: the kernel lists tables and
-/// elements in an order of its own.
+/// The listing as blocks by table and header, with lines in order and elements sorted: the kernel
+/// has its own order of tables and elements.
 fn normal(text: &str) -> BTreeMap<(String, String), Vec<String>> {
     let mut blocks = BTreeMap::new();
     let (mut table, mut block) = (String::new(), String::new());
@@ -165,11 +165,11 @@ fn every_statement_reads_as_written() {
     model.tables.insert((Family::Ip6, "sink".into()), kitchen_sink(Ip::V6));
     nft.apply(&diff(&Ruleset::default(), &model)).expect("first");
     assert_kernel_holds(&space.path, &model);
-    // A new process knows nothing of the tables that are there.
+    // A new process does not know the existing tables.
     nft.apply(&diff(&Ruleset::default(), &model)).expect("adopt");
     assert_kernel_holds(&space.path, &model);
     assert!(diff(&model, &model).is_empty());
-    // Another program's table is left alone.
+    // Another program's table does not change.
     let mut other = Ruleset::default();
     other.table(Family::Inet, "other").comment = Some("not ours".into());
     nft.apply(&diff(&Ruleset::default(), &other)).expect("other");
@@ -177,7 +177,7 @@ fn every_statement_reads_as_written() {
     assert_kernel_holds(&space.path, &other);
 }
 
-/// A table drawn at random from a small space, so that most pairs share something.
+/// A random table from a small space, so that most pairs have common parts.
 fn random_table() -> Table {
     let mut t = Table::default();
     let pick = |n| rng::below(n);
@@ -213,7 +213,7 @@ fn random_table() -> Table {
 }
 
 #[test]
-fn any_ruleset_becomes_any_other() {
+fn any_ruleset_can_change_into_any_other() {
     if skipped() {
         return;
     }
@@ -287,7 +287,7 @@ fn thousands_of_services_fit_one_transaction() {
 }
 
 #[tokio::test]
-async fn what_services_need_is_tried_and_leaves_nothing() {
+async fn probing_the_modules_leaves_nothing() {
     if skipped() {
         return;
     }

@@ -1,4 +1,4 @@
-//! An API server of three collections: lists, and watches that deliver what is put.
+//! An API server with three collections: lists, and watches that deliver new objects.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;

@@ -12,7 +12,7 @@ pub fn service(name: &str, spec: Value) -> Service {
     serde_json::from_value(object).expect("a service")
 }
 
-/// The slice of `ns/service`: addresses that start with `!` are not ready, the node comes after `@`.
+/// The slice of `ns/service`. Addresses with `!` in front are not ready; the node follows `@`.
 pub fn slice(service: &str, port: (&str, &str, u16), addresses: &[&str]) -> EndpointSlice {
     let v4 = addresses.iter().all(|address| !address.contains("::"));
     let endpoints: Vec<Value> = addresses.iter().map(|text| endpoint(text)).collect();

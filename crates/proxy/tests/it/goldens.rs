@@ -1,4 +1,4 @@
-//! The rules as text. Review a change here as you would review code: this is what packets meet.
+//! The rules as text. Review changes here like code: these are the rules for packets.
 
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::fixtures::{facts, service, slice};
 
-/// Only what a service adds to the empty ruleset, of one family.
+/// Compares only the rules that a Service adds to the empty ruleset, of one family.
 fn check(name: &str, services: &[Service], slices: &[EndpointSlice], facts: &Facts) {
     let text = added(services, slices, facts, Family::Ip);
     insta::assert_snapshot!(name, text);
@@ -35,7 +35,7 @@ fn without_services() {
 }
 
 #[test]
-fn cluster_ip_with_two_endpoints_of_which_one_is_ready() {
+fn cluster_ip_with_ready_and_unready_endpoints() {
     let spec = json!({"clusterIP": "10.43.0.41", "ports": [{"name": "p80", "port": 80}]});
     let endpoints = ["10.42.0.2", "10.42.1.2@there", "!10.42.1.3@there"];
     check(
@@ -103,7 +103,7 @@ fn both_families() {
 }
 
 #[test]
-fn others_services_are_ignored() {
+fn services_of_other_proxies_are_ignored() {
     let mut foreign = service("dns", json!({"clusterIP": "10.43.0.10", "ports": [{"port": 53}]}));
     let label = ("service.kubernetes.io/service-proxy-name".to_owned(), "other".to_owned());
     foreign.metadata.labels = Some([label].into());

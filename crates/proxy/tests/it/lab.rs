@@ -1,10 +1,10 @@
-//! One node with pods and a host beside it, each a network namespace, removed when dropped.
+//! One node with pods and a host beside it, each in a network namespace, removed on drop.
 //!
 //! ```text
-//!  outside 192.168.50.9 ── switch ── node eth0 192.168.50.1, 10.42.0.1 ── pods 10.42.0.N
+//!  outside 192.168.50.9 ── bridge ── node eth0 192.168.50.1, 10.42.0.1 ── pods 10.42.0.N
 //! ```
 //!
-//! As on a machine without `br_netfilter`, what is switched passes no rules.
+//! As on a machine without `br_netfilter`, bridged packets pass no rules.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -54,7 +54,7 @@ pub struct Lab {
     pub tasks: Tasks,
 }
 
-/// A pod and what its server saw.
+/// A pod and the clients that its server saw.
 pub struct Pod {
     pub netns: Netns,
     pub address: IpAddr,
@@ -76,10 +76,10 @@ impl Lab {
         Bridge::ensure(&links, "pods", &gateways, 1500).await.expect("bridge");
         links.ensure_service_route(net("fd43::/112"), "pods").await.expect("service route");
         links.ensure_service_route(net("10.43.0.0/16"), "pods").await.expect("service route");
-        // What is not translated on its way to an external address has somewhere to be refused.
+        // An untranslated packet to an external address has a route, so the rules can refuse it.
         let onward = Via::Link("eth0".into());
         links.ensure_route(net("192.0.2.0/24"), &onward).await.expect("route");
-        // Outside knows external addresses by way of the node, and nothing of pods.
+        // The outside host routes external addresses through the node, and has no route to pods.
         let out = Links::open_in(&outside.path).await.expect("netlink");
         let via = Via::Gateway("192.168.50.1".parse().expect("an address"));
         out.ensure_route(net("192.0.2.0/24"), &via).await.expect("route");
@@ -105,7 +105,7 @@ impl Lab {
         Pod { netns, address: address.parse().expect("an address"), peers }
     }
 
-    /// Answers every connection with `name`; notes who asked.
+    /// Answers every connection with `name`, and records the client.
     pub async fn serve(&self, at: &Path, port: u16, name: &str, peers: Arc<Mutex<Vec<IpAddr>>>) {
         // Both families; IPv4 clients appear as mapped addresses.
         let any = SocketAddr::from(([0u16; 8], port));
@@ -127,7 +127,7 @@ fn without_bridge_filter(netns: &Path) {
     netns::run(netns, off).expect("enter").expect("sysctls");
 }
 
-/// Connects a namespace to the switch: its `eth0` has this address.
+/// Connects a namespace to the bridge; its `eth0` gets this address.
 async fn plug(wires: &Links, port: &str, netns: &Path, address: &str) {
     let mac = mac_of(&net(address).addr());
     let mut port_mac = mac;
@@ -151,7 +151,7 @@ async fn plug(wires: &Links, port: &str, netns: &Path, address: &str) {
     inside.ensure_address(eth0, net(address)).await.expect("an address");
 }
 
-/// What the server at `to` says to a client in `from`.
+/// The answer of the server at `to` to a client in `from`.
 pub async fn ask(from: &Path, to: &str) -> Result<String, String> {
     let to: SocketAddr = to.parse().expect("an address");
     let exchange = async {

@@ -1,5 +1,5 @@
-//! The proxy from outside: goldens of its rules, and real traffic through a real kernel in
-//! namespaces of its own (that part needs root).
+//! Tests of the whole proxy: golden files of its rules, and real traffic through a real kernel in
+//! network namespaces (that part needs root).
 
 extern crate decapod_proxy as proxy;
 

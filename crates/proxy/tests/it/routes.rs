@@ -1,4 +1,4 @@
-//! Routes to other nodes' pods follow the API, in a network of their own.
+//! Routes to other nodes' pods follow the API, in a network namespace.
 
 use base::task::Tasks;
 use ipnet::IpNet;
@@ -17,7 +17,7 @@ fn node(name: &str, cidr: &str, address: &str) -> Value {
     })
 }
 
-/// The destinations that leave by the overlay; none without a device.
+/// The destinations that leave through the overlay; none without a device.
 async fn routes(lab: &Lab) -> Option<Vec<IpNet>> {
     let device = lab.links.find(DEVICE).await.expect("links")?;
     let mut found = lab.links.routes_by(device.index).await.expect("routes");
@@ -59,14 +59,14 @@ async fn routes_follow_the_nodes() {
         soon(&lab, Some(&["10.42.1.0/24", "10.42.2.0/24"])).await;
         api.remove("nodes", "a-all");
         api.remove("nodes", "a-net");
-        // Somebody takes the device away, or a single route: both come back by themselves.
+        // Another program removes the device, or a single route: both are restored.
         lab.links.remove(DEVICE).await.expect("removed");
         soon(&lab, Some(&["10.42.1.0/24", "10.42.2.0/24"])).await;
         lab.links.remove_route(net("10.42.1.0/24")).await.expect("removed");
         soon(&lab, Some(&["10.42.1.0/24", "10.42.2.0/24"])).await;
         api.remove("nodes", "there");
         soon(&lab, Some(&["10.42.2.0/24"])).await;
-        // The last other node leaves: nobody needs a device.
+        // After the last other node left, the device is removed.
         api.remove("nodes", "yonder");
         soon(&lab, None).await;
         api.put("nodes", &node("there", "10.42.1.0/24", "192.168.50.2"));
@@ -77,7 +77,7 @@ async fn routes_follow_the_nodes() {
     let both = async { tokio::join!(running, story).0 };
     both.await.expect("a clean end");
 
-    // With nobody there the routes stay; who comes next forgets the node that left meanwhile.
+    // The routes stay while no process runs; the next process removes the node that left meanwhile.
     soon(&lab, Some(&["10.42.1.0/24", "10.42.2.0/24"])).await;
     api.remove("nodes", "yonder");
     let second = Tasks::new("second");

@@ -17,11 +17,11 @@ use crate::fixtures::{facts, service, slice};
 use crate::lab::{Lab, ask, skipped};
 use crate::traffic::udp_server;
 
-/// Asks until the answer is the expected one.
+/// Repeats until the answer is the expected one.
 async fn eventually(lab: &Lab, to: &str, expected: &str) {
     let what = format!("{expected} of {to}");
     testkit::wait::found(&what, async || {
-        // Without rules a connection may wait for an answer that never comes: a new one has them.
+        // Without rules a connection may hang: the next attempt uses a new one.
         let answer = tokio::time::timeout(Duration::from_secs(5), ask(&lab.node.path, to)).await;
         let is_right = match answer.ok()? {
             Ok(text) => text == expected,
@@ -71,7 +71,7 @@ async fn services_follow_the_api_and_outlive_the_process() {
     let (proxy, stop) = (run(api.client(), config(&lab), tasks.stop_signal()), tasks.clone());
     let story = async {
         eventually(&lab, "10.43.0.50:80", "10.42.0.2").await;
-        // Node ports answer once the node is known.
+        // Node ports answer after the node is known.
         api.put(
             "nodes",
             &json!({
@@ -88,7 +88,7 @@ async fn services_follow_the_api_and_outlive_the_process() {
         api.put("endpointslices", &at(&["10.42.0.2"]));
         eventually(&lab, "10.43.0.50:80", "10.42.0.2").await;
 
-        // Somebody flushes all rules: they are back without anything happening at the API.
+        // Another program flushes all rules: they are restored without an API event.
         let none: (&[Service], &[EndpointSlice]) = (&[], &[]);
         let rules = model::ruleset(none.0, none.1, &facts());
         let flush = nft::diff(&rules, &nft::Ruleset::default());
@@ -105,10 +105,10 @@ async fn services_follow_the_api_and_outlive_the_process() {
         assert!(metrics.contains("nftables_sync_failures_total 0"), "{metrics}");
         stop.stop();
     };
-    // Each step of the story has a limit of its own.
+    // Each step of `story` has its own time limit.
     let (outcome, ()) = tokio::join!(proxy, story);
     outcome.expect("a clean end");
-    // Nobody is there any more; the rules are.
+    // The process has ended; the rules stay.
     eventually(&lab, "10.43.0.50:80", "10.42.0.2").await;
     let lists = api.queries();
     assert!(lists.iter().any(|q| q.contains("endpointslices") && q.contains("service-proxy-name")));
@@ -164,7 +164,7 @@ async fn a_load_balancer_learns_which_node_has_endpoints() {
         });
         assert_eq!(tracking.expect("enter").expect("a switch").trim(), "3600");
         answers(32001, &["\"namespace\": \"ns\"", "\"serviceProxyHealthy\": true"]).await;
-        // Those that are left terminate, or are elsewhere.
+        // The remaining endpoints terminate, or are on another node.
         api.put("endpointslices", &at(&["!10.42.0.2", "10.42.9.9@there"]));
         answers(32001, &["503 Service Unavailable", "\"localEndpoints\": 0"]).await;
         api.put("services", &web(32002));
@@ -181,7 +181,7 @@ async fn a_load_balancer_learns_which_node_has_endpoints() {
 }
 
 #[tokio::test]
-async fn a_udp_client_moves_on_with_its_service() {
+async fn a_udp_client_follows_its_service() {
     if skipped() {
         return;
     }
@@ -200,7 +200,7 @@ async fn a_udp_client_moves_on_with_its_service() {
         let to = SocketAddr::from(([10, 43, 0, 53], 53));
         let any = SocketAddr::from(([0, 0, 0, 0], 0));
         let socket = netns::udp(&client.netns.path, any).await.expect("bind");
-        // One socket, as a resolver has: asked before there are rules, too.
+        // One socket, like a resolver's; used even before there are rules.
         udp_until(&socket, to, "a").await;
         api.put("endpointslices", &at("10.42.0.3"));
         udp_until(&socket, to, "b").await;
@@ -211,11 +211,11 @@ async fn a_udp_client_moves_on_with_its_service() {
     lab.tasks.stop();
 }
 
-/// Asks, again when nothing comes back, until this server answers.
+/// Asks repeatedly until this server answers.
 async fn udp_until(socket: &UdpSocket, to: SocketAddr, expected: &str) {
     let mut buffer = [0; 64];
     testkit::wait::found(expected, async || {
-        // Refused or lost: ask again.
+        // Refused or lost: asks again.
         let _ = socket.send_to(b"who", to).await;
         let answer = tokio::time::timeout(Duration::from_millis(50), socket.recv_from(&mut buffer));
         let (size, _) = answer.await.ok()?.ok()?;
@@ -225,7 +225,7 @@ async fn udp_until(socket: &UdpSocket, to: SocketAddr, expected: &str) {
 }
 
 #[tokio::test]
-async fn a_port_in_use_is_an_error_that_says_so() {
+async fn a_port_in_use_is_a_clear_error() {
     if skipped() {
         return;
     }

@@ -47,7 +47,7 @@ fn web_slice(addresses: &[&str]) -> EndpointSlice {
     slice("web", ("http", "TCP", 8080), addresses)
 }
 
-/// The servers that answer, over some attempts.
+/// The set of servers that answer over some attempts.
 async fn answers(from: &Path, to: &str) -> BTreeSet<String> {
     let mut seen = BTreeSet::new();
     for _ in 0..24 {
@@ -79,7 +79,7 @@ async fn cluster_ip_reaches_ready_endpoints_from_everywhere() {
     assert_eq!(last_peer(&a), client.address, "pods keep their address");
     assert_eq!(answers(&lab.node.path, "10.43.0.50:80").await, both);
 
-    // A pod behind the service reaches itself, as somebody else.
+    // A pod behind the Service reaches itself, with another source address.
     assert_eq!(answers(&a.netns.path, "10.43.0.50:80").await, both);
     rules.apply(&[web(json!({}))], &[web_slice(&["10.42.0.2"])]);
     assert_eq!(answers(&a.netns.path, "10.43.0.50:80").await, names(&["10.42.0.2"]));
@@ -106,7 +106,7 @@ async fn node_ports_and_external_addresses_answer_outside() {
     assert_eq!(answers(&lab.node.path, "192.168.50.1:30080").await, both);
     assert_eq!(answers(&a.netns.path, "192.168.50.1:30080").await, both);
 
-    // Local: the client's address is kept, and only pods of this node answer.
+    // Local: the client's address is kept, and only this node's pods answer.
     let local = json!({"externalTrafficPolicy": "Local"});
     let far = [web_slice(&["10.42.0.2", "10.42.9.9@there"])];
     rules.apply(&[web(local.clone())], &far);
@@ -117,7 +117,7 @@ async fn node_ports_and_external_addresses_answer_outside() {
 }
 
 #[tokio::test]
-async fn what_leads_nowhere_is_refused_at_once() {
+async fn services_without_endpoints_refuse_at_once() {
     if skipped() {
         return;
     }
@@ -133,11 +133,11 @@ async fn what_leads_nowhere_is_refused_at_once() {
     refused(&lab.node.path, "10.43.0.50:80").await;
     refused(&lab.outside.path, "192.168.50.1:30080").await;
     refused(&lab.outside.path, "192.0.2.10:80").await;
-    // A port that the service does not have.
+    // A port that the Service does not have.
     refused(&pod.netns.path, "10.43.0.50:81").await;
     refused(&lab.node.path, "10.43.0.50:81").await;
 
-    // The cluster DNS address is the node's own and in no service of ours.
+    // The cluster DNS address is the node's own and belongs to no Service of ours.
     lab.links.ensure_local_address("10.43.0.10".parse().expect("ip")).await.expect("address");
     lab.serve(&lab.node.path, 53, "dns", Default::default()).await;
     assert_eq!(ask(&pod.netns.path, "10.43.0.10:53").await.as_deref(), Ok("dns"));
@@ -146,7 +146,7 @@ async fn what_leads_nowhere_is_refused_at_once() {
 }
 
 #[tokio::test]
-async fn an_object_that_makes_no_sense_holds_up_no_other() {
+async fn an_invalid_object_does_not_affect_others() {
     if skipped() {
         return;
     }
@@ -197,7 +197,7 @@ async fn an_object_that_makes_no_sense_holds_up_no_other() {
     let mut rules = Rules::new(&lab);
     rules.apply(&services, &slices);
     assert_eq!(ask(&client.netns.path, "10.43.0.50:80").await.as_deref(), Ok("10.42.0.2"));
-    // And are taken away again.
+    // And the objects can be removed again.
     rules.apply(&[web(json!({}))], &[web_slice(&["10.42.0.2"])]);
     assert_eq!(ask(&client.netns.path, "10.43.0.50:80").await.as_deref(), Ok("10.42.0.2"));
     lab.tasks.stop();
@@ -239,20 +239,20 @@ async fn a_client_stays_with_its_endpoint() {
     rules.apply(std::slice::from_ref(&sticky), &[web_slice(&all)]);
     let first = answers(&client.netns.path, "10.43.0.50:80").await;
     assert_eq!(first.len(), 1, "{first:?}");
-    // Its endpoint goes away; it gets another one and stays there.
+    // After the loss of its endpoint the client gets another one and keeps it.
     let rest: Vec<&str> = all.into_iter().filter(|name| !first.contains(*name)).collect();
     rules.apply(std::slice::from_ref(&sticky), &[web_slice(&rest)]);
     let second = answers(&client.netns.path, "10.43.0.50:80").await;
     assert_eq!(second.len(), 1, "{second:?}");
     assert!(second.is_disjoint(&first));
-    // More endpoints do not move it.
+    // New endpoints do not move the client.
     rules.apply(&[sticky], &[web_slice(&all)]);
     assert_eq!(answers(&client.netns.path, "10.43.0.50:80").await, second);
     lab.tasks.stop();
 }
 
 #[tokio::test]
-async fn pods_talk_to_the_world_as_their_node() {
+async fn pods_are_masqueraded_outside_of_the_cluster() {
     if skipped() {
         return;
     }
@@ -275,7 +275,7 @@ async fn a_new_process_takes_over_without_a_gap() {
     let (_a, client) = (lab.pod(2).await, lab.pod(3).await);
     let (services, slices) = ([web(json!({}))], [web_slice(&["10.42.0.2"])]);
     Rules::new(&lab).apply(&services, &slices);
-    // Each round is a process that knows nothing of the one before.
+    // Each round is a new process without knowledge of the previous one.
     let node = lab.node.path.clone();
     let takeover = tokio::task::spawn_blocking(move || {
         for _ in 0..50 {
@@ -354,7 +354,7 @@ async fn a_change_costs_the_same_among_a_thousand_services() {
     lab.tasks.stop();
 }
 
-/// Echoes to every datagram the server's name.
+/// Answers every datagram with the server's name.
 pub async fn udp_server(lab: &Lab, at: &Path, name: &'static str) {
     let any = SocketAddr::from(([0, 0, 0, 0], 5353));
     let socket = netns::udp(at, any).await.expect("bind");
@@ -377,7 +377,7 @@ async fn udp_ask(socket: &UdpSocket, to: SocketAddr) -> String {
 }
 
 #[tokio::test]
-async fn udp_flows_are_seen_and_forgotten() {
+async fn udp_flows_are_listed_and_deleted() {
     if skipped() {
         return;
     }
@@ -395,7 +395,7 @@ async fn udp_flows_are_seen_and_forgotten() {
     let socket = netns::udp(&client.netns.path, any).await.expect("bind");
     assert_eq!(udp_ask(&socket, to).await, "a");
 
-    // New rules alone do not move a flow that exists.
+    // New rules alone do not move an existing flow.
     rules.apply(&[dns], &[at("10.42.0.3")]);
     assert_eq!(udp_ask(&socket, to).await, "a");
     let mut table = net::conntrack::Conntrack::open_in(&lab.node.path).expect("socket");

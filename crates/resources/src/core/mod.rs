@@ -1,5 +1,7 @@
 //! The core group: pods and what they live on.
 
+pub(crate) mod app_armor;
+mod families;
 mod label_keys;
 mod namespace;
 pub(crate) mod node;

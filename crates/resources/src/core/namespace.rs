@@ -64,6 +64,8 @@ impl Strategy for NamespaceStrategy {
     fn starts_deleting(&self, object: &mut dyn Object) {
         let status = object.expect_mut::<Namespace>().status.get_or_insert_default();
         status.phase = Some("Terminating".into());
+        // Upstream's namespaces end by steps of their own, which know no period of grace.
+        object.meta_mut().deletion_grace_period_seconds = None;
     }
 
     fn holds_back_removal(&self, object: &dyn Object) -> bool {

@@ -37,12 +37,7 @@ impl Strategy for NodeStrategy {
         let node = object.expect_mut::<Node>();
         let spec: &mut NodeSpec = node.spec.get_or_insert_default();
         spec.unschedulable.take_if(|unschedulable| !*unschedulable);
-        // The old name of the first range.
-        match (&spec.pod_cidr, &spec.pod_cidrs) {
-            (Some(one), None) if !one.is_empty() => spec.pod_cidrs = Some(vec![one.clone()]),
-            (None, Some(all)) => spec.pod_cidr = all.first().cloned(),
-            _ => {}
-        }
+        one_name_for_ranges(spec);
         let status = node.status.get_or_insert_default();
         // What is not said to be taken may be given out.
         if status.allocatable.is_none() {
@@ -94,6 +89,19 @@ impl Strategy for NodeStrategy {
     }
 }
 
+/// `podCIDR` is the old name of the first range. Where it says another than the list, it wins.
+/// Upstream: `Convert_v1_NodeSpec_To_core_NodeSpec`.
+fn one_name_for_ranges(spec: &mut NodeSpec) {
+    spec.pod_cidr.take_if(|one| one.is_empty());
+    let first = spec.pod_cidrs.as_ref().and_then(|all| all.first());
+    if let Some(one) = &spec.pod_cidr
+        && first != Some(one)
+    {
+        spec.pod_cidrs = Some(vec![one.clone()]);
+    }
+    spec.pod_cidr = spec.pod_cidrs.as_ref().and_then(|all| all.first()).cloned();
+}
+
 fn kernel(info: &NodeSystemInfo) -> String {
     match (info.kernel_version.as_str(), info.architecture.as_str()) {
         ("", _) => String::new(),
@@ -134,4 +142,33 @@ fn address(node: &Node, kind: &str) -> String {
     let addresses = node.status.iter().flat_map(|status| status.addresses.iter().flatten());
     let found = addresses.into_iter().find(|address| address.type_ == kind);
     or_none(found.map(|address| address.address.clone()).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_have_one_name() {
+        for (one, all, expected) in [
+            ("", &[][..], &[][..]),
+            ("a", &[], &["a"]),
+            ("", &["a"], &["a"]),
+            ("a", &["a", "b"], &["a", "b"]),
+            ("b", &["a"], &["b"]),
+            ("c", &["a", "b"], &["c"]),
+        ] {
+            let list = |all: &[&str]| {
+                (!all.is_empty()).then(|| all.iter().map(|one| (*one).to_owned()).collect())
+            };
+            let mut spec = NodeSpec {
+                pod_cidr: Some(one.to_owned()),
+                pod_cidrs: list(all),
+                ..NodeSpec::default()
+            };
+            one_name_for_ranges(&mut spec);
+            assert_eq!(spec.pod_cidrs, list(expected), "{one} {all:?}");
+            assert_eq!(spec.pod_cidr.as_deref(), expected.first().copied(), "{one} {all:?}");
+        }
+    }
 }

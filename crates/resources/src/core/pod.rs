@@ -11,7 +11,7 @@ use machinery::Object;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{label_keys, pod_actions, pod_print, podspec};
+use super::{app_armor, label_keys, pod_actions, pod_print, podspec};
 use crate::Row;
 use crate::gated;
 use crate::kubelets::{self, Kubelets};
@@ -57,9 +57,10 @@ impl Strategy for PodStrategy {
         spec.preemption_policy.take_if(|policy| policy.is_empty());
     }
 
-    fn prepare_create(&self, _ctx: &RequestContext, object: &mut dyn Object) {
+    fn prepare_create(&self, ctx: &RequestContext, object: &mut dyn Object) {
         let pod = object.expect_mut::<Pod>();
         gated::pod(pod, None);
+        app_armor::from_annotations(pod).into_iter().for_each(|text| ctx.warn(text));
         let gated = pod
             .spec
             .as_ref()

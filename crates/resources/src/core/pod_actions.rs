@@ -69,10 +69,8 @@ impl CreateHandler for Bind {
                 "name in URL does not match name in Binding object",
             ));
         }
+        check_target(&binding)?;
         let node = binding.target.name.clone().unwrap_or_default();
-        if binding.target.kind.as_deref().is_some_and(|kind| !kind.is_empty() && kind != "Node") {
-            return Err(StatusError::bad_request("target.kind must be Node"));
-        }
         let (row, name) = (ctx.resource.clone(), key.name.clone());
         let modify = move |object: &mut dyn Object| {
             bind(object, &binding, &node).map_err(|why| {
@@ -84,6 +82,23 @@ impl CreateHandler for Bind {
         inner.subresource = "binding".into();
         registry.write(&inner, key, Intent::Modify(Box::new(modify))).await?;
         Ok(Created::Success)
+    }
+}
+
+/// Upstream gives these errors no reason and no causes: to it they are the server's.
+fn check_target(binding: &Binding) -> Result<(), StatusError> {
+    let mut errors = FieldErrors::default();
+    let target = Path::new("target");
+    let kind = binding.target.kind.as_deref().unwrap_or_default();
+    if !matches!(kind, "" | "Node") {
+        errors.not_supported(&target.child("kind"), kind, &["Node", "<empty>"]);
+    }
+    if binding.target.name.as_deref().unwrap_or_default().is_empty() {
+        errors.required(&target.child("name"), "");
+    }
+    match errors.is_empty() {
+        true => Ok(()),
+        false => Err(StatusError::new(Reason::Unknown, errors.summary()).without_details()),
     }
 }
 

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{
-    Container, ContainerPort, EnvVar, ExecAction, HTTPGetAction, Lifecycle, PodSpec,
-    PodTemplateSpec, Probe, Volume,
+    Container, ContainerPort, EnvVar, EphemeralContainer, ExecAction, HTTPGetAction, Lifecycle,
+    PodSpec, PodTemplateSpec, Probe, Volume,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
@@ -41,11 +41,7 @@ pub(crate) fn default_spec(spec: &mut PodSpec) {
         default_container(container);
     }
     for ephemeral in spec.ephemeral_containers.iter_mut().flatten() {
-        fill(&mut ephemeral.image_pull_policy, pull_policy(ephemeral.image.as_deref()));
-        fill(&mut ephemeral.termination_message_path, "/dev/termination-log");
-        fill(&mut ephemeral.termination_message_policy, "File");
-        ephemeral.resources.get_or_insert_default();
-        default_env(ephemeral.env.iter_mut().flatten());
+        default_ephemeral(ephemeral);
     }
     spec.volumes.iter_mut().flatten().for_each(default_volume);
     for constraint in spec.topology_spread_constraints.iter_mut().flatten() {
@@ -144,6 +140,24 @@ fn default_container(container: &mut Container) {
     container.env_from.take_if(|list| list.is_empty());
     container.ports.take_if(|list| list.is_empty());
     container.volume_mounts.take_if(|list| list.is_empty());
+}
+
+/// What these containers must not have gets its defaults, too: it is refused later, and as a whole.
+fn default_ephemeral(container: &mut EphemeralContainer) {
+    fill(&mut container.image_pull_policy, pull_policy(container.image.as_deref()));
+    fill(&mut container.termination_message_path, "/dev/termination-log");
+    fill(&mut container.termination_message_policy, "File");
+    container.resources.get_or_insert_default();
+    container.ports.iter_mut().flatten().for_each(default_port);
+    default_env(container.env.iter_mut().flatten());
+    for probe in [
+        &mut container.liveness_probe,
+        &mut container.readiness_probe,
+        &mut container.startup_probe,
+    ] {
+        probe.iter_mut().for_each(default_probe);
+    }
+    container.lifecycle.iter_mut().for_each(default_lifecycle);
 }
 
 fn default_port(port: &mut ContainerPort) {

@@ -27,6 +27,7 @@ use serde_json::Value;
 use tokio::sync::OnceCell;
 
 use crate::Row;
+use crate::core::families;
 use crate::defaults::fill;
 use crate::kubelets::Kubelets;
 use crate::parts::{Parts, parts};
@@ -72,20 +73,55 @@ impl Strategy for ServiceStrategy {
         let service = object.expect_mut::<Service>();
         service.status.get_or_insert_default().load_balancer.get_or_insert_default();
         default_spec(service.spec.get_or_insert_default());
+        default_ip_modes(service);
     }
 
     fn prepare_create(&self, _ctx: &RequestContext, object: &mut dyn Object) {
         PARTS.prepare_create(object);
         self.default(object);
-        normalize_addresses(object.expect_mut::<Service>().spec.get_or_insert_default());
+        // Upstream: `normalizeClusterIPs`. A client that writes the list must write both.
+        let spec = object.expect_mut::<Service>().spec.get_or_insert_default();
+        if spec.cluster_ips.is_none() {
+            spec.cluster_ips = spec.cluster_ip.clone().map(|ip| vec![ip]);
+        }
     }
 
     fn prepare_update(&self, ctx: &RequestContext, object: &mut dyn Object, old: &dyn Object) {
         PARTS.prepare_update(ctx, object, old);
         let (spec, old) =
             (object.expect_mut::<Service>().spec.get_or_insert_default(), old.expect::<Service>());
-        normalize_addresses(spec);
         carry_allocations(spec, old.spec.as_ref());
+        default_ip_modes(object.expect_mut());
+    }
+
+    async fn settle(
+        &self,
+        registry: &Registry,
+        ctx: &RequestContext,
+        object: &mut dyn Object,
+        old: Option<&dyn Object>,
+    ) -> Result<(), StatusError> {
+        if ctx.subresource == "status" || kind(object.expect()) == "ExternalName" {
+            return Ok(());
+        }
+        let old_spec = old.and_then(|old| old.expect::<Service>().spec.as_ref());
+        let spec = object.expect_mut::<Service>().spec.get_or_insert_default();
+        if !families::keeps(spec, old_spec) {
+            families::infer_policy(spec, old_spec);
+            let mut errors = crate::validate::service_addresses(object, old);
+            if errors.is_empty() {
+                let there = families::of_cluster(&service_cidrs(registry).await?);
+                let spec = object.expect_mut::<Service>().spec.get_or_insert_default();
+                errors = families::choose(spec, old_spec, &there);
+            }
+            if !errors.is_empty() {
+                return Err(StatusError::invalid("", "Service", object.name(), errors));
+            }
+        }
+        match old {
+            Some(_) => families::distinct_node_ports(object.expect()),
+            None => Ok(()),
+        }
     }
 
     fn returns_deleted_object(&self) -> bool {
@@ -190,9 +226,7 @@ fn default_spec(spec: &mut ServiceSpec) {
             IntOrString::String(name) => name.is_empty(),
         };
         port.target_port.take_if(unset);
-        if kind != "ExternalName" || port.target_port.is_some() {
-            port.target_port.get_or_insert(IntOrString::Int(port.port));
-        }
+        port.target_port.get_or_insert(IntOrString::Int(port.port));
         port.node_port.take_if(|port| *port == 0);
         port.name.take_if(|name| name.is_empty());
     }
@@ -211,12 +245,16 @@ fn default_spec(spec: &mut ServiceSpec) {
     spec.cluster_ip.take_if(|ip| ip.is_empty());
 }
 
-/// The old name of the first address. No default: who writes the one does not own the other.
-fn normalize_addresses(spec: &mut ServiceSpec) {
-    match (&spec.cluster_ip, &spec.cluster_ips) {
-        (Some(ip), None) if !ip.is_empty() => spec.cluster_ips = Some(vec![ip.clone()]),
-        (None, Some(ips)) if !ips.is_empty() => spec.cluster_ip = ips.first().cloned(),
-        _ => {}
+/// Addresses of a load balancer are told to the pods' nodes as its own, unless it says otherwise.
+fn default_ip_modes(service: &mut Service) {
+    if kind(service) != "LoadBalancer" {
+        return;
+    }
+    let balancer = service.status.as_mut().and_then(|status| status.load_balancer.as_mut());
+    for ingress in balancer.into_iter().flat_map(|one| one.ingress.iter_mut().flatten()) {
+        if ingress.ip.as_ref().is_some_and(|ip| !ip.is_empty()) {
+            fill(&mut ingress.ip_mode, "VIP");
+        }
     }
 }
 
@@ -257,10 +295,7 @@ fn carry_allocations(spec: &mut ServiceSpec, old: Option<&ServiceSpec>) {
         (spec.ip_families, spec.ip_family_policy) = (None, None);
         return;
     }
-    if spec.cluster_ip.is_none() && old.type_.as_deref() != Some("ExternalName") {
-        spec.cluster_ip = old.cluster_ip.clone();
-        spec.cluster_ips = old.cluster_ips.clone();
-    }
+    carry_addresses(spec, old);
     if spec.ip_families.is_none() {
         spec.ip_families = old.ip_families.clone();
     }
@@ -272,6 +307,18 @@ fn carry_allocations(spec: &mut ServiceSpec, old: Option<&ServiceSpec>) {
             spec.health_check_node_port.filter(|port| *port != 0).or(old.health_check_node_port);
     }
     carry_node_ports(spec, old);
+}
+
+/// The first address has a name of its own: who changes that one means the list, too.
+/// Upstream: `patchAllocatedValues`, `normalizeClusterIPs`.
+fn carry_addresses(spec: &mut ServiceSpec, old: &ServiceSpec) {
+    if old.type_.as_deref() != Some("ExternalName") {
+        spec.cluster_ip = spec.cluster_ip.take().or_else(|| old.cluster_ip.clone());
+        spec.cluster_ips = spec.cluster_ips.take().or_else(|| old.cluster_ips.clone());
+    }
+    if spec.cluster_ip != old.cluster_ip && spec.cluster_ips == old.cluster_ips {
+        spec.cluster_ips = spec.cluster_ip.clone().map(|ip| vec![ip]);
+    }
 }
 
 /// A port is the one that had its name, whatever else of it changed, unless another port has taken its
@@ -316,9 +363,7 @@ impl ServiceStrategy {
         let cidrs = service_cidrs(registry).await?;
         let (namespace, name) = (service.namespace().to_owned(), service.name().to_owned());
         let spec = service.spec.get_or_insert_default();
-        let policy = spec.ip_family_policy.get_or_insert_with(|| "SingleStack".into()).clone();
-        let wanted = families(spec, &policy, &cidrs);
-        spec.ip_families = Some(wanted.iter().map(|family| (*family).to_owned()).collect());
+        let wanted = spec.ip_families.clone().unwrap_or_default();
         if spec.cluster_ip.as_deref() == Some("None") {
             spec.cluster_ips = Some(vec!["None".into()]);
             return Ok(());
@@ -326,7 +371,7 @@ impl ServiceStrategy {
         let mut given = spec.cluster_ips.clone().unwrap_or_default();
         for (index, family) in wanted.iter().enumerate() {
             let asked = given.get(index).cloned();
-            let of_family = cidrs.iter().filter(|cidr| family_of(&cidr.addr()) == *family);
+            let of_family = cidrs.iter().filter(|cidr| families::family_of(&cidr.addr()) == family);
             let ranges: Vec<IpNet> = of_family.copied().collect();
             let parent = (namespace.as_str(), name.as_str());
             let ip = take_address(registry, ctx, parent, asked.as_deref(), &ranges).await?;
@@ -355,49 +400,43 @@ impl ServiceStrategy {
         let had: BTreeSet<u16> = old.into_iter().flat_map(ports_of).collect();
         let mut mine: BTreeSet<u16> = BTreeSet::new();
         let spec = service.spec.get_or_insert_default();
-        // In a new Service a port of several protocols has one number.
+        let is_new = old.is_none();
+        // In a new Service a port of several protocols has one number: the one that is asked for.
+        let requested: Vec<(i32, i32)> = (spec.ports.iter().flatten().filter(|_| is_new))
+            .filter_map(|port| Some((port.port, port.node_port.filter(|number| *number != 0)?)))
+            .collect();
         let mut of_port: HashMap<i32, i32> = HashMap::new();
-        for port in spec.ports.iter().flatten().filter(|_| old.is_none()) {
-            if let Some(number) = port.node_port.filter(|number| self.node_port(*number).is_some())
-            {
-                of_port.entry(port.port).or_insert(number);
-            }
-        }
         for (index, port) in spec.ports.iter_mut().flatten().enumerate() {
             // None is also written as 0.
-            let asked = port.node_port.filter(|port| *port != 0);
-            let known = asked
-                .and_then(|port| u16::try_from(port).ok())
-                .filter(|port| had.contains(port) || mine.contains(port));
-            match asked {
+            let own = port.node_port.filter(|port| *port != 0);
+            if own.is_none() && !wants {
+                continue;
+            }
+            let shared = of_port.get(&port.port).copied();
+            if let Some(number) = shared.filter(|number| own.is_none_or(|own| own == *number)) {
+                port.node_port = Some(number);
+                continue;
+            }
+            let of_others = requested.iter().find(|one| one.0 == port.port && shared.is_none());
+            let number = match of_others.map(|one| one.1).or(own) {
                 Some(asked) => {
+                    let known = u16::try_from(asked).ok().filter(|port| match is_new {
+                        true => mine.contains(port),
+                        false => had.contains(port) || mine.contains(port),
+                    });
                     let taken = match known {
+                        Some(_) if is_new => Err("provided port is already allocated".to_owned()),
                         Some(known) => Ok(known),
                         None => self.take_port(registry, ctx, asked, &owner).await?,
                     };
-                    match taken {
-                        Ok(port) => _ = mine.insert(port),
-                        Err(problem) => {
-                            let ports = Path::new("spec").child("ports");
-                            let path = ports.index(index).child("nodePort");
-                            let mut errors = FieldErrors::default();
-                            errors.invalid(&path, asked, &problem);
-                            return Err(StatusError::invalid("", "Service", &name, errors));
-                        }
-                    }
+                    taken.map_err(|problem| refused_port(&name, index, asked, &problem))?
                 }
-                None if wants && of_port.contains_key(&port.port) => {
-                    port.node_port = of_port.get(&port.port).copied();
-                }
-                None if wants => {
-                    let free = self.free_port(registry, ctx, &mine, &owner).await?;
-                    mine.insert(free);
-                    port.node_port = Some(free.into());
-                    if old.is_none() {
-                        of_port.insert(port.port, free.into());
-                    }
-                }
-                None => {}
+                None => self.free_port(registry, ctx, &mine, &owner).await?,
+            };
+            mine.insert(number);
+            port.node_port = Some(number.into());
+            if is_new && shared.is_none() {
+                of_port.insert(port.port, number.into());
             }
         }
         self.allocate_health_port(registry, ctx, spec, (&had, &mine), &owner).await?;
@@ -474,6 +513,13 @@ impl ServiceStrategy {
     }
 }
 
+fn refused_port(name: &str, index: usize, asked: i32, problem: &str) -> StatusError {
+    let path = Path::new("spec").child("ports").index(index).child("nodePort");
+    let mut errors = FieldErrors::default();
+    errors.invalid(&path, asked, problem);
+    StatusError::invalid("", "Service", name, errors)
+}
+
 /// What a Service is called in claims.
 fn owner(service: &Service) -> String {
     format!("{}/{}", service.namespace(), service.name())
@@ -535,36 +581,6 @@ fn health_port(spec: &ServiceSpec) -> Option<u16> {
     spec.health_check_node_port
         .and_then(|port| u16::try_from(port).ok())
         .filter(|port| *port > 0 && needs_health_port(spec))
-}
-
-fn family_of(ip: &IpAddr) -> &'static str {
-    if ip.is_ipv4() { "IPv4" } else { "IPv6" }
-}
-
-/// Which families a Service gets: what it asks for, else the cluster's first, else (dual stack) all.
-fn families(spec: &ServiceSpec, policy: &str, cidrs: &[IpNet]) -> Vec<&'static str> {
-    let mut there: Vec<&'static str> = vec![];
-    for cidr in cidrs {
-        let family = family_of(&cidr.addr());
-        if !there.contains(&family) {
-            there.push(family);
-        }
-    }
-    let asked =
-        spec.ip_families.iter().flatten().filter_map(|name| there.iter().find(|one| *one == name));
-    let mut chosen: Vec<&'static str> = asked.copied().collect();
-    if chosen.is_empty() {
-        let given = spec.cluster_ips.iter().flatten().filter_map(|ip| ip.parse::<IpAddr>().ok());
-        chosen = given.map(|ip| family_of(&ip)).collect();
-    }
-    let count = if policy == "SingleStack" { 1 } else { there.len() };
-    for family in there {
-        if chosen.len() < count && !chosen.contains(&family) {
-            chosen.push(family);
-        }
-    }
-    chosen.truncate(count);
-    chosen
 }
 
 pub(crate) async fn service_cidrs(registry: &Registry) -> Result<Vec<IpNet>, StatusError> {
@@ -665,7 +681,7 @@ pub(crate) async fn create_address(
     parent: (&str, &str),
 ) -> Result<bool, StatusError> {
     let ctx = registry.own_context::<IPAddress>();
-    let family = ip.parse::<IpAddr>().map(|ip| family_of(&ip)).unwrap_or("IPv4");
+    let family = ip.parse::<IpAddr>().map(|ip| families::family_of(&ip)).unwrap_or("IPv4");
     let labels = [("ipaddress.kubernetes.io/ip-family", family), (MANAGED_BY, ALLOCATOR)];
     let object = IPAddress {
         metadata: ObjectMeta {

@@ -141,8 +141,10 @@ fn service_path(at: &At<'_>) {
     if !path.starts_with('/') {
         at.invalid("must start with a '/'");
     }
-    let steps: Vec<&str> = path.trim_start_matches('/').trim_end_matches('/').split('/').collect();
-    for (index, step) in steps.iter().enumerate() {
+    // The first letter goes, whatever it is.
+    let inner: String = path.chars().skip(1).collect();
+    let inner = inner.strip_suffix('/').unwrap_or(&inner);
+    for (index, step) in inner.split('/').enumerate() {
         if step.is_empty() {
             at.invalid(&format!("segment[{index}] may not be empty"));
             continue;

@@ -180,7 +180,14 @@ impl<'a> At<'a> {
     }
 
     pub(crate) fn invalid(&self, detail: &str) {
-        self.errors().invalid(&self.path, self.value, detail);
+        // The one type whose fields upstream shows in another order than the tree has.
+        match (self.value.get("matchLabels"), self.value.get("matchExpressions")) {
+            (Some(labels), Some(terms)) => {
+                let shown = format!(r#"{{"matchLabels":{labels},"matchExpressions":{terms}}}"#);
+                self.errors().invalid_shown(&self.path, Some(&shown), detail);
+            }
+            _ => self.errors().invalid(&self.path, self.value, detail),
+        }
     }
 
     /// Of text: what is absent is shown as empty.

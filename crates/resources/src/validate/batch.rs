@@ -1,6 +1,6 @@
 //! Jobs and CronJobs. Upstream: `pkg/apis/batch/validation`.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
 use machinery::names;
 use serde_json::Value;
@@ -9,7 +9,12 @@ use super::at::At;
 use super::{cron, internal, pod, workloads};
 
 pub(super) fn job(at: &At<'_>) {
+    whole_job(at, OWN_LABELS);
+}
+
+fn whole_job(at: &At<'_>, labels: &[OwnLabel]) {
     let spec = at.get("spec");
+    generated_selector(at, labels);
     job_rules(&spec);
     let completions = spec.get("completions").int();
     if spec.get("completionMode").is("Indexed") && completions > 0 {
@@ -22,6 +27,42 @@ pub(super) fn job(at: &At<'_>) {
     }
 }
 
+/// A label that a Job's pods have of it, and the metadata that it says.
+type OwnLabel = (&'static str, &'static str);
+
+/// Upstream's older names come first.
+const OWN_LABELS: &[OwnLabel] = &[
+    ("controller-uid", "uid"),
+    ("job-name", "name"),
+    ("batch.kubernetes.io/controller-uid", "uid"),
+    ("batch.kubernetes.io/job-name", "name"),
+];
+
+/// What the server made, and clients may have contradicted.
+fn generated_selector(at: &At<'_>, labels: &[OwnLabel]) {
+    let (spec, metadata) = (at.get("spec"), at.get("metadata"));
+    let selector = spec.get("selector");
+    if spec.get("manualSelector").bool() || !selector.is_set() {
+        return;
+    }
+    let of_template = spec.get("template.metadata.labels");
+    let mut own = BTreeMap::new();
+    for (key, says) in labels {
+        let wanted = metadata.get(says).str();
+        own.insert((*key).to_owned(), wanted.to_owned());
+        let label = of_template.key(key);
+        if !label.is_set() {
+            label.required(&format!("must be '{wanted}'"));
+        } else if !label.is(wanted) {
+            label.invalid_as(of_template.value, &format!("must be '{wanted}'"));
+        }
+    }
+    let parsed = workloads::parsed(&selector);
+    if parsed.is_some_and(|parsed| !parsed.matches(Some(&own))) {
+        selector.invalid("`selector` not auto-generated");
+    }
+}
+
 /// A Job's spec with its selector.
 fn job_rules(spec: &At<'_>) {
     job_spec(spec);
@@ -30,7 +71,7 @@ fn job_rules(spec: &At<'_>) {
         selector.required("");
     }
     selector.selector();
-    workloads::selects_template(&selector, &spec.get("template"));
+    workloads::selects_template(selector.is_set().then_some(&selector), &spec.get("template"));
 }
 
 /// A Job's spec, in a Job or in a CronJob.
@@ -310,6 +351,11 @@ pub(super) fn domain_prefixed_path(at: &At<'_>) {
 
 pub(super) fn job_update(at: &At<'_>, old: &At<'_>) {
     let (spec, before) = (at.get("spec"), old.get("spec"));
+    // Jobs from before the newer names need not have them.
+    let had = old.get("spec.template.metadata.labels");
+    let has_all = OWN_LABELS[2..].iter().all(|(key, _)| had.key(key).is_set());
+    whole_job(at, if has_all { OWN_LABELS } else { &OWN_LABELS[..2] });
+    // Upstream looks at the spec a second time, and says everything about it twice.
     job_rules(&spec);
     let completions = spec.get("completions");
     let is_indexed = spec.get("completionMode").is("Indexed");

@@ -109,19 +109,21 @@ pub(super) fn ephemeral(scope: &Scope<'_>) {
         if !target.is_empty() && !others.contains(target.str()) {
             target.not_found();
         }
-        for field in [
-            "ports",
-            "resources",
-            "resizePolicy",
-            "restartPolicy",
-            "restartPolicyRules",
-            "livenessProbe",
-            "readinessProbe",
-            "startupProbe",
-            "lifecycle",
+        // A list is refused where it is there, a struct where it says something, a pointer always.
+        for (field, is_pointer) in [
+            ("ports", true),
+            ("resources", false),
+            ("resizePolicy", true),
+            ("restartPolicy", true),
+            ("restartPolicyRules", true),
+            ("livenessProbe", true),
+            ("readinessProbe", true),
+            ("startupProbe", true),
+            ("lifecycle", true),
         ] {
-            if !at.get(field).is_empty() {
-                at.get(field).forbidden(UNSET);
+            let place = at.get(field);
+            if !place.is_empty() || (is_pointer && place.is_set()) {
+                place.forbidden(UNSET);
             }
         }
         for mount in at.get("volumeMounts").items() {

@@ -415,6 +415,8 @@ fn taints(at: &At<'_>) {
 }
 
 pub(super) fn node_update(at: &At<'_>, old: &At<'_>) {
+    // Upstream looks at the node as at a new one first, and repeats some of it.
+    node(at);
     node_amounts(at);
     let addresses = at.get("status.addresses");
     let mut seen = HashSet::new();
@@ -429,7 +431,13 @@ pub(super) fn node_update(at: &At<'_>, old: &At<'_>) {
         }
     }
     let (cidrs, had) = (at.get("spec.podCIDRs"), old.get("spec.podCIDRs"));
-    if !had.is_empty() && cidrs.value != had.value {
+    // Upstream says it for each range that differs.
+    let differing = match had.len() {
+        0 => 0,
+        count if count != cidrs.len() => 1,
+        _ => had.items().zip(cidrs.items()).filter(|(had, now)| had.value != now.value).count(),
+    };
+    for _ in 0..differing {
         cidrs.forbidden("node updates may not change podCIDR except from \"\" to valid");
     }
     let (provider, had) = (at.get("spec.providerID"), old.get("spec.providerID"));
@@ -437,6 +445,10 @@ pub(super) fn node_update(at: &At<'_>, old: &At<'_>) {
         provider.forbidden("node updates may not change providerID except from \"\" to valid");
     }
     taints(at);
+    let external = at.get("spec.externalID");
+    if external.value != old.get("spec.externalID").value {
+        external.forbidden("may not be updated");
+    }
 }
 
 pub(super) fn namespace(at: &At<'_>) {
@@ -449,7 +461,7 @@ pub(super) fn namespace(at: &At<'_>) {
 fn namespace_finalizer(at: &At<'_>) {
     at.name(names::qualified_name);
     let is_standard = ["kubernetes", "orphan", "foregroundDeletion"].contains(&at.str());
-    if names::qualified_name(at.str()).is_empty() && !at.str().contains('/') && !is_standard {
+    if !at.str().contains('/') && !is_standard {
         at.invalid("name is neither a standard finalizer name nor is it fully qualified");
     }
 }

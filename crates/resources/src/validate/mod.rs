@@ -326,6 +326,18 @@ pub(crate) fn update<T: k8s_openapi::Resource>(
     }
 }
 
+/// What is wrong with the addresses and families that a Service asks for.
+pub(crate) fn service_addresses(
+    object: &dyn machinery::Object,
+    old: Option<&dyn machinery::Object>,
+) -> FieldErrors {
+    let tree = object.to_value();
+    match old.map(|old| old.to_value()) {
+        Some(old) => judge_both(&tree, &old, |new, old| service::addresses(new, Some(old))),
+        None => judge(&tree, |new| service::addresses(new, None)),
+    }
+}
+
 /// What a client should know about an object that is fine otherwise.
 pub(crate) fn warnings<T: k8s_openapi::Resource>(
     object: &Examined<'_>,

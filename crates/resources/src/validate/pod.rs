@@ -13,6 +13,7 @@ use super::at::At;
 use super::container::{self, Scope};
 use super::volumes::descending;
 use super::{ip, quantity, volumes};
+use crate::core::app_armor::PREFIX as APP_ARMOR;
 
 /// A new pod.
 pub(super) fn create(at: &At<'_>) {
@@ -71,7 +72,6 @@ fn annotations(at: &At<'_>, spec: &At<'_>) {
     if mirror.is_set() && spec.get("nodeName").is_empty() {
         mirror.invalid("must set spec.nodeName if mirror pod annotation is set");
     }
-    seccomp_annotations(at);
     let cost = at.key("controller.kubernetes.io/pod-deletion-cost");
     if cost.is_set() && features::enabled(Feature::PodDeletionCost) {
         let text = cost.str();
@@ -81,11 +81,12 @@ fn annotations(at: &At<'_>, spec: &At<'_>) {
             cost.invalid("must be a 32bit integer");
         }
     }
+    seccomp_annotations(at);
+    app_armor_annotations(at, spec);
 }
 
 const SECCOMP_POD: &str = "seccomp.security.alpha.kubernetes.io/pod";
 const SECCOMP_CONTAINER: &str = "container.seccomp.security.alpha.kubernetes.io/";
-const APP_ARMOR: &str = "container.apparmor.security.beta.kubernetes.io/";
 
 /// Every container, whatever its kind.
 pub(super) fn each_container<'a>(spec: &At<'a>) -> impl Iterator<Item = At<'a>> + use<'a> {
@@ -95,13 +96,29 @@ pub(super) fn each_container<'a>(spec: &At<'a>) -> impl Iterator<Item = At<'a>> 
 
 /// Old annotations say what fields say today. Upstream: `ValidateSeccompPodAnnotations`.
 fn seccomp_annotations(notes: &At<'_>) {
-    for (key, note) in notes.entries() {
-        let is_local =
-            |path: &str| !path.starts_with('/') && !path.split('/').any(|one| one == "..");
+    let is_local = |path: &str| !path.starts_with('/') && !path.split('/').any(|one| one == "..");
+    let of_pod = notes.entries().filter(|(key, _)| *key == SECCOMP_POD);
+    let of_containers = notes.entries().filter(|(key, _)| key.starts_with(SECCOMP_CONTAINER));
+    for (key, note) in of_pod.chain(of_containers) {
         let is_profile = matches!(note.str(), "runtime/default" | "docker/default" | "unconfined")
             || note.str().strip_prefix("localhost/").is_some_and(is_local);
-        if (key == SECCOMP_POD || key.starts_with(SECCOMP_CONTAINER)) && !is_profile {
+        if !is_profile {
             note.called(notes.path.named(key)).invalid("must be a valid seccomp profile");
+        }
+    }
+}
+
+/// Upstream: `ValidateAppArmorPodAnnotations`.
+fn app_armor_annotations(notes: &At<'_>, spec: &At<'_>) {
+    for (key, note) in notes.entries() {
+        let Some(name) = key.strip_prefix(APP_ARMOR) else { continue };
+        if !each_container(spec).any(|at| at.get("name").is(name)) {
+            note.invalid_as(name, "container not found");
+        }
+        let is_profile = matches!(note.str(), "" | "runtime/default" | "unconfined")
+            || note.str().starts_with("localhost/");
+        if !is_profile {
+            note.invalid(&format!("invalid AppArmor profile name: {:?}", note.str()));
         }
     }
 }
@@ -771,6 +788,16 @@ fn pod_term(at: &At<'_>) {
 }
 
 pub(super) fn tolerations(list: &At<'_>) {
+    let compares = features::enabled(Feature::TaintTolerationComparisonOperators);
+    each_toleration(list, compares);
+}
+
+/// Those that know no comparison of numbers, whatever the gates say.
+pub(super) fn tolerations_of_old(list: &At<'_>) {
+    each_toleration(list, false);
+}
+
+fn each_toleration(list: &At<'_>, compares: bool) {
     for at in list.items() {
         let (key, operator, value, effect) =
             (at.get("key"), at.get("operator"), at.get("value"), at.get("effect"));
@@ -792,9 +819,7 @@ pub(super) fn tolerations(list: &At<'_>) {
                 operator.invalid_as(value.str(), "value must be empty when `operator` is 'Exists'")
             }
             "Exists" => {}
-            "Lt" | "Gt" if features::enabled(Feature::TaintTolerationComparisonOperators) => {
-                compared_value(&value);
-            }
+            "Lt" | "Gt" if compares => compared_value(&value),
             "Lt" | "Gt" => operator.unsupported(&["Equal", "Exists", "Lt", "Gt"]),
             _ => operator.unsupported(&["Equal", "Exists"]),
         }

@@ -419,10 +419,20 @@ pub(super) fn runtime_class(at: &At<'_>) {
     pod::overhead(&fixed);
     let scheduling = at.get("scheduling");
     scheduling.get("nodeSelector").labels();
-    pod::tolerations(&scheduling.get("tolerations"));
+    let tolerations = scheduling.get("tolerations");
+    pod::tolerations_of_old(&tolerations);
+    let mut seen = HashSet::new();
+    for one in tolerations.items() {
+        let key = ["key", "operator", "value", "effect"].map(|field| one.get(field).str());
+        if !seen.insert(key) {
+            let shown = internal::shown("Toleration", one.value);
+            one.errors().duplicate_shown(&one.path, &shown, "");
+        }
+    }
 }
 
 pub(super) fn runtime_class_update(at: &At<'_>, old: &At<'_>) {
+    runtime_class(at);
     at.get("handler").unchanged(&old.get("handler"));
 }
 

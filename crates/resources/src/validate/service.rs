@@ -205,8 +205,10 @@ fn repeated_ports(list: &At<'_>, kind: &str) {
             port.get("nodePort").forbidden("may not be used when `type` is 'ClusterIP'");
         }
     }
+    // Where node ports are given out, that tells of two with one number.
     let mut nodes = HashSet::new();
-    for port in list.items().filter(|port| port.get("nodePort").int() != 0) {
+    let are_given_out = matches!(kind, "NodePort" | "LoadBalancer");
+    for port in list.items().filter(|port| port.get("nodePort").int() != 0 && !are_given_out) {
         let key = (port.get("protocol").str(), port.get("nodePort").int());
         if !nodes.insert(key) {
             port.get("nodePort").duplicate();
@@ -249,6 +251,11 @@ fn session_affinity(spec: &At<'_>) {
         }
         _ => {}
     }
+}
+
+/// Addresses and families alone, for whoever chooses the families.
+pub(super) fn addresses(at: &At<'_>, old: Option<&At<'_>>) {
+    cluster_ips(&at.get("spec"), old);
 }
 
 fn cluster_ips(spec: &At<'_>, old: Option<&At<'_>>) {

@@ -328,3 +328,228 @@ fn time_grows_with_the_length_of_lists() {
         assert!(lots < few * 20, "{name}: {few:?} for 500, {lots:?} for 4000");
     }
 }
+
+/// A workload with a template that has the label `app=a`.
+fn workload(kind: &str, selector: Value) -> Value {
+    let mut object = deployment(1, "a");
+    object["kind"] = kind.into();
+    object["spec"]["selector"] = selector;
+    object["spec"]["updateStrategy"] = json!({"type": "OnDelete"});
+    object["spec"]["podManagementPolicy"] = "Parallel".into();
+    object
+}
+
+/// What is said of an object, without the values.
+fn said(kind: &str, object: &Value) -> Vec<String> {
+    let errors = judge(object, rule(kind).create);
+    errors.0.iter().map(ToString::to_string).collect()
+}
+
+/// Upstream's selectors are pointers: absent ones select nothing, empty ones everything.
+#[test]
+fn selectors_are_absent_empty_or_wrong() {
+    const MISMATCH: &str = "spec.template.metadata.labels: Invalid value: {\"app\":\"a\"}: `selector` does not match template `labels`";
+    let absent = json!({});
+    let empty = json!({"matchLabels": {}});
+    let broken = json!({"matchExpressions": [{"key": "a", "operator": "X"}]});
+    let bad_label = json!({"matchLabels": {"app": "a a"}, "matchExpressions": []});
+    for (kind, name, detail) in [
+        ("Deployment", "deployment", Some("invalid label selector")),
+        ("ReplicaSet", "deployment", Some("invalid label selector")),
+        ("StatefulSet", "statefulset", Some("")),
+        ("DaemonSet", "daemonset", None),
+    ] {
+        let is_daemon_set = kind == "DaemonSet";
+        let mut expected = vec!["spec.selector: Required value"];
+        expected.retain(|_| !is_daemon_set);
+        expected.push(MISMATCH);
+        assert_eq!(said(kind, &workload(kind, absent.clone())), expected, "{kind}");
+        let why =
+            format!("spec.selector: Invalid value: {{}}: empty selector is invalid for {name}");
+        assert_eq!(said(kind, &workload(kind, empty.clone())), [why], "{kind}");
+        let all = said(kind, &workload(kind, broken.clone()));
+        let operator = "spec.selector.matchExpressions[0].operator: Invalid value: \"X\": not a valid selector operator";
+        assert_eq!(all[0], operator, "{kind}");
+        assert_eq!(all.len(), 1 + usize::from(detail.is_some()), "{kind}: {all:?}");
+        let last = all.last().map(String::as_str).unwrap_or_default();
+        assert!(detail.is_none_or(|detail| last.ends_with(detail)), "{kind}: {last}");
+        let all = said(kind, &workload(kind, bad_label.clone()));
+        assert_eq!(all.len(), 1 + usize::from(detail.is_some()), "{kind}: {all:?}");
+        let shown = "spec.selector: Invalid value: {\"matchLabels\":{\"app\":\"a a\"},\"matchExpressions\":[]}";
+        assert!(detail.is_none_or(|_| all[1].starts_with(shown)), "{kind}: {all:?}");
+    }
+}
+
+/// Upstream: `validateGeneratedSelector`.
+#[test]
+fn jobs_have_the_selector_that_was_made_for_them() {
+    let job = |manual: bool, selector: Value, labels: Value| {
+        let mut template =
+            json!({"metadata": {"labels": labels}, "spec": pod_spec("/none", json!(0))});
+        template["spec"]["restartPolicy"] = "Never".into();
+        json!({"metadata": {"name": "j", "uid": "u"}, "spec": {"manualSelector": manual,
+            "completionMode": "NonIndexed", "selector": selector, "template": template}})
+    };
+    let own = json!({"controller-uid": "u", "job-name": "j",
+        "batch.kubernetes.io/controller-uid": "u", "batch.kubernetes.io/job-name": "j"});
+    let by = |key: &str, value: &str| json!({"matchLabels": {key: value}});
+    let of_uid = || by("batch.kubernetes.io/controller-uid", "u");
+    let with = |key: &str, value: &str| {
+        let mut labels = own.clone();
+        labels[key] = value.into();
+        labels
+    };
+    for (object, expected) in [
+        (job(false, of_uid(), own.clone()), vec![]),
+        (job(false, by("a", "b"), with("a", "b")), vec!["spec.selector"]),
+        (
+            job(false, of_uid(), with("job-name", "k")),
+            vec!["spec.template.metadata.labels[job-name]"],
+        ),
+        (
+            job(
+                false,
+                of_uid(),
+                json!({"batch.kubernetes.io/controller-uid": "u", "batch.kubernetes.io/job-name": "j"}),
+            ),
+            vec![
+                "spec.template.metadata.labels[controller-uid]",
+                "spec.template.metadata.labels[job-name]",
+            ],
+        ),
+        (job(true, by("a", "b"), json!({"a": "b"})), vec![]),
+        (job(true, json!({}), json!({"a": "b"})), vec![]),
+        (job(true, by("a", "c"), json!({"a": "b"})), vec!["spec.template.metadata.labels"]),
+        (
+            job(true, json!(null), json!({"a": "b"})),
+            vec!["spec.selector", "spec.template.metadata.labels"],
+        ),
+    ] {
+        let errors = judge(&object, rule("Job").create);
+        assert_eq!(fields(&errors), expected, "{object}: {errors:?}");
+    }
+}
+
+#[test]
+fn statuses_count_what_there_is() {
+    for (kind, status, before, expected) in [
+        (
+            "Deployment",
+            json!({"replicas": 1, "readyReplicas": 2}),
+            json!({}),
+            vec!["readyReplicas"],
+        ),
+        (
+            "Deployment",
+            json!({"collisionCount": 1}),
+            json!({"collisionCount": 2}),
+            vec!["collisionCount"],
+        ),
+        ("StatefulSet", json!({}), json!({"collisionCount": 1}), vec!["collisionCount"]),
+        ("ReplicaSet", json!({}), json!({"collisionCount": 1}), vec![]),
+        (
+            "StatefulSet",
+            json!({"replicas": -1, "currentReplicas": 0}),
+            json!({}),
+            vec![
+                "replicas",
+                "readyReplicas",
+                "currentReplicas",
+                "updatedReplicas",
+                "availableReplicas",
+            ],
+        ),
+        (
+            "DaemonSet",
+            json!({"numberReady": -1, "numberUnavailable": -1}),
+            json!({}),
+            vec!["numberReady", "numberUnavailable"],
+        ),
+        (
+            "ReplicationController",
+            json!({"replicas": 1, "fullyLabeledReplicas": 2}),
+            json!({}),
+            vec!["fullyLabeledReplicas"],
+        ),
+    ] {
+        let object = |status: &Value| json!({"kind": kind, "status": status});
+        let errors = judge_both(&object(&status), &object(&before), workloads::counts);
+        let expected: Vec<String> = expected.iter().map(|name| format!("status.{name}")).collect();
+        assert_eq!(fields(&errors), expected, "{kind} {status}");
+    }
+}
+
+#[test]
+fn a_node_keeps_its_ranges_and_provider() {
+    let node = |cidrs: Value, provider: &str, external: &str| json!({"metadata": {"name": "n"}, "spec": {"podCIDRs": cidrs, "providerID": provider, "externalID": external}});
+    let had = node(json!(["10.0.0.0/24", "fd00::/64"]), "p", "");
+    for (new, expected) in [
+        (had.clone(), vec![]),
+        (node(json!(["10.0.1.0/24", "fd01::/64"]), "p", ""), vec!["spec.podCIDRs"; 2]),
+        (node(json!(["10.0.0.0/24", "fd01::/64"]), "p", ""), vec!["spec.podCIDRs"]),
+        (node(json!(["10.0.0.0/24"]), "p", ""), vec!["spec.podCIDRs"]),
+        (node(json!(null), "q", "x"), vec!["spec.podCIDRs", "spec.providerID", "spec.externalID"]),
+    ] {
+        let errors = judge_both(&new, &had, core::node_update);
+        assert_eq!(fields(&errors), expected, "{new}");
+    }
+    assert!(judge_both(&had, &node(json!(null), "", ""), core::node_update).is_empty());
+}
+
+#[test]
+fn annotations_of_old_name_containers_and_profiles() {
+    const KEY: &str = "container.apparmor.security.beta.kubernetes.io/";
+    for (container, profile, expected) in [
+        ("c", "", 0),
+        ("c", "unconfined", 0),
+        ("c", "localhost/x", 0),
+        ("c", "x", 1),
+        ("d", "runtime/default", 1),
+        ("d", "x", 2),
+    ] {
+        let key = format!("{KEY}{container}");
+        let mut object = pod("/none", json!(0));
+        object["metadata"]["annotations"] = json!({key.clone(): profile});
+        let errors = judge(&object, rule("Pod").create);
+        assert_eq!(fields(&errors), vec![format!("metadata.annotations[{key}]"); expected]);
+    }
+}
+
+#[test]
+fn the_path_of_a_webhook_is_read_from_its_second_letter() {
+    for (path, expected) in [
+        ("/", 0),
+        ("", 0),
+        ("/a/b/", 0),
+        ("//", 1),
+        ("/a//", 1),
+        ("//a", 1),
+        // It must start with a slash, and goes on with nothing.
+        ("a", 2),
+        ("ab", 1),
+        ("/a/ ", 1),
+    ] {
+        let hook = json!({"name": "a.b.c", "failurePolicy": "Fail", "matchPolicy": "Exact",
+            "namespaceSelector": {}, "objectSelector": {}, "timeoutSeconds": 1, "sideEffects": "None",
+            "admissionReviewVersions": ["v1"], "rules": [],
+            "clientConfig": {"service": {"name": "n", "namespace": "s", "port": 1, "path": path}}});
+        let object = json!({"metadata": {"name": "w"}, "webhooks": [hook]});
+        let errors = judge(&object, rule("ValidatingWebhookConfiguration").create);
+        assert_eq!(errors.0.len(), expected, "{path:?}: {errors:?}");
+    }
+}
+
+#[test]
+fn tolerations_of_a_runtime_class_differ() {
+    let one = |key: &str, seconds: i64| json!({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": seconds});
+    let number = json!({"key": "a", "operator": "Gt", "value": "1"});
+    for (list, expected) in [
+        (json!([one("a", 1), one("b", 1)]), vec![]),
+        (json!([one("a", 1), one("a", 2)]), vec!["scheduling.tolerations[1]"]),
+        (json!([number]), vec!["scheduling.tolerations[0].operator"]),
+    ] {
+        let object = json!({"handler": "h", "scheduling": {"tolerations": list}});
+        let errors = judge(&object, rule("RuntimeClass").create);
+        assert_eq!(fields(&errors), expected, "{list}");
+    }
+}

@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use super::at::{At, judge};
 use super::pod::each_container;
+use crate::core::app_armor;
 
 type Warn = fn(&At<'_>, &mut Vec<String>);
 
@@ -265,6 +266,21 @@ const ANNOTATIONS: &[(&str, &str)] = &[
     ),
 ];
 
+/// Of templates alone: pods were told when their fields were made of the annotations.
+fn app_armor_annotation(at: &At<'_>, container: &At<'_>, out: &mut Vec<String>) {
+    let key = format!("{}{}", app_armor::PREFIX, container.get("name").str());
+    let note = at.get("metadata.annotations").key(&key);
+    let is_template = at.get("kind").is_empty();
+    if !is_template || !note.is_set() || container.get("securityContext").has("appArmorProfile") {
+        return;
+    }
+    let of_pod = at.get("spec.securityContext.appArmorProfile");
+    let same = app_armor::field_of(note.str()).and_then(|field| serde_json::to_value(field).ok());
+    if !of_pod.is_set() || same.as_ref() != Some(of_pod.value) {
+        say(&note, "deprecated since v1.30; use the \"appArmorProfile\" field instead", out);
+    }
+}
+
 /// Pods and templates of pods.
 fn template(at: &At<'_>, out: &mut Vec<String>) {
     const GONE: &str = "non-functional in v1.27+; use the \"seccompProfile\" field instead";
@@ -299,6 +315,7 @@ fn template(at: &At<'_>, out: &mut Vec<String>) {
         if notes.has(&key) && !container.get("securityContext").has("seccompProfile") {
             say(&notes.key(&key), GONE, out);
         }
+        app_armor_annotation(at, &container, out);
         byte_counts(&container.get("resources.limits"), out);
         byte_counts(&container.get("resources.requests"), out);
         hidden_variables(&container.get("env"), out);

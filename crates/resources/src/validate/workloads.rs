@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use machinery::names;
 use serde_json::Value;
 
-use super::at::At;
+use super::at::{At, judge};
 use super::{internal, pod, storage};
 
 /// A whole number, or a percentage.
@@ -31,16 +31,14 @@ fn count(at: &At<'_>) -> i64 {
 }
 
 /// A selector that must be there and select something. Says whether it can be used.
-fn own_selector(spec: &At<'_>, what: &str, detail: &str) -> bool {
+fn own_selector(spec: &At<'_>, kind: &str, detail: &str) -> bool {
     let at = spec.get("selector");
-    // Upstream has a pointer here; the typed object cannot tell an empty selector from none, and
-    // empty ones are rare.
-    if at.is_empty_selector() {
+    if is_absent(&at) {
         at.required("");
         return true;
     }
     at.selector();
-    let _ = what;
+    not_empty(&at, kind);
     let is_usable = parsed(&at).is_some();
     if !is_usable {
         at.invalid(detail);
@@ -48,22 +46,38 @@ fn own_selector(spec: &At<'_>, what: &str, detail: &str) -> bool {
     is_usable
 }
 
-fn parsed(at: &At<'_>) -> Option<machinery::selector::Selector> {
+/// The structs of these kinds have no room for an absent selector; one that was sent empty has an
+/// empty `matchLabels` (see `api::kinds`).
+fn is_absent(at: &At<'_>) -> bool {
+    at.value.as_object().is_none_or(|fields| fields.is_empty())
+}
+
+fn not_empty(at: &At<'_>, kind: &str) {
+    if at.is_empty_selector() {
+        let nothing = serde_json::json!({});
+        at.invalid_as(nothing, &format!("empty selector is invalid for {kind}"));
+    }
+}
+
+/// `None`: there is something wrong with it.
+pub(super) fn parsed(at: &At<'_>) -> Option<machinery::selector::Selector> {
+    if !judge(at.value, |at| at.selector()).is_empty() {
+        return None;
+    }
     let selector: machinery::LabelSelector = serde_json::from_value(at.value.clone()).ok()?;
     machinery::selector::Selector::from_api(Some(&selector)).ok()
 }
 
-/// The selector must match the template's labels.
-pub(super) fn selects_template(selector: &At<'_>, template: &At<'_>) {
+/// The selector must match the template's labels. One that is not there selects nothing, an empty
+/// one everything; one that cannot be read has been complained about.
+pub(super) fn selects_template(selector: Option<&At<'_>>, template: &At<'_>) {
     let labels = template.get("metadata.labels");
-    let matches = match selector.is_empty_selector() {
-        // To upstream no selector at all selects nothing.
-        true => false,
-        false => parsed(selector).is_some_and(|parsed| {
+    let matches = selector.is_some_and(|selector| {
+        parsed(selector).is_none_or(|parsed| {
             let map = serde_json::from_value(labels.value.clone()).unwrap_or_default();
             parsed.matches(Some(&map))
-        }),
-    };
+        })
+    });
     if !matches {
         labels.invalid("`selector` does not match template `labels`");
     }
@@ -121,8 +135,8 @@ pub(super) fn deployment(at: &At<'_>) {
 
 fn replica_template(spec: &At<'_>) {
     if own_selector(spec, "deployment", "invalid label selector") {
-        let template = spec.get("template");
-        selects_template(&spec.get("selector"), &template);
+        let (selector, template) = (spec.get("selector"), spec.get("template"));
+        selects_template((!is_absent(&selector)).then_some(&selector), &template);
         pod::template(&template);
         always_restarts(&template, "ReplicaSet");
     }
@@ -150,7 +164,11 @@ pub(super) fn daemon_set(at: &At<'_>) {
     let spec = at.get("spec");
     let (selector, template) = (spec.get("selector"), spec.get("template"));
     selector.selector();
-    selects_template(&selector, &template);
+    let is_there = !is_absent(&selector);
+    selects_template(is_there.then_some(&selector), &template);
+    if is_there {
+        not_empty(&selector, "daemonset");
+    }
     pod::template(&template);
     always_restarts(&template, "DaemonSet");
     spec.get("minReadySeconds").not_negative();
@@ -182,8 +200,8 @@ fn daemon_rolling(at: &At<'_>) {
 }
 
 pub(super) fn daemon_set_update(at: &At<'_>, old: &At<'_>) {
-    daemon_set(at);
     at.get("spec.selector").unchanged(&old.get("spec.selector"));
+    daemon_set(at);
 }
 
 pub(super) fn stateful_set(at: &At<'_>) {
@@ -252,7 +270,8 @@ fn stateful_strategy(at: &At<'_>) {
 /// The template as its pods will have it: with a volume for every claim.
 fn stateful_template(spec: &At<'_>) {
     let template = spec.get("template");
-    selects_template(&spec.get("selector"), &template);
+    let selector = spec.get("selector");
+    selects_template((!is_absent(&selector)).then_some(&selector), &template);
     let claims: BTreeSet<&str> = spec
         .get("volumeClaimTemplates")
         .items()
@@ -338,34 +357,100 @@ pub(super) fn pod_template(at: &At<'_>) {
     pod::template(&at.get("template"));
 }
 
+/// What the counts of a kind's status must be.
+struct Counts {
+    kind: &'static str,
+    not_negative: &'static [&'static str],
+    /// None above `replicas`.
+    parts: &'static [&'static str],
+    /// What the text about ready and available replicas calls the former.
+    ready: &'static str,
+}
+
+const COUNTS: &[Counts] = &[
+    Counts {
+        kind: "DaemonSet",
+        not_negative: &[
+            "currentNumberScheduled",
+            "numberMisscheduled",
+            "desiredNumberScheduled",
+            "numberReady",
+            "observedGeneration",
+            "updatedNumberScheduled",
+            "numberAvailable",
+            "numberUnavailable",
+            "collisionCount",
+        ],
+        parts: &[],
+        ready: "",
+    },
+    Counts {
+        kind: "Deployment",
+        not_negative: &[
+            "observedGeneration",
+            "replicas",
+            "updatedReplicas",
+            "readyReplicas",
+            "availableReplicas",
+            "unavailableReplicas",
+            "terminatingReplicas",
+            "collisionCount",
+        ],
+        parts: &["updatedReplicas", "readyReplicas", "availableReplicas"],
+        ready: "readyReplicas",
+    },
+    Counts {
+        kind: "StatefulSet",
+        not_negative: &[
+            "replicas",
+            "readyReplicas",
+            "currentReplicas",
+            "updatedReplicas",
+            "availableReplicas",
+            "observedGeneration",
+            "collisionCount",
+        ],
+        parts: &["readyReplicas", "currentReplicas", "updatedReplicas", "availableReplicas"],
+        ready: "status.readyReplicas",
+    },
+    // ReplicaSets and ReplicationControllers.
+    Counts {
+        kind: "",
+        not_negative: &[
+            "replicas",
+            "fullyLabeledReplicas",
+            "readyReplicas",
+            "availableReplicas",
+            "observedGeneration",
+            "terminatingReplicas",
+        ],
+        parts: &["fullyLabeledReplicas", "readyReplicas", "availableReplicas"],
+        ready: "readyReplicas",
+    },
+];
+
 /// Counts of a status: none negative, none above the number of replicas.
-pub(super) fn counts(at: &At<'_>, _old: &At<'_>) {
+pub(super) fn counts(at: &At<'_>, old: &At<'_>) {
     let status = at.get("status");
-    const PARTS: &[&str] = &[
-        "fullyLabeledReplicas",
-        "updatedReplicas",
-        "readyReplicas",
-        "currentReplicas",
-        "availableReplicas",
-    ];
-    for field in PARTS.iter().chain(&[
-        "replicas",
-        "unavailableReplicas",
-        "observedGeneration",
-        "collisionCount",
-        "terminatingReplicas",
-    ]) {
+    let of_kind = |row: &&Counts| row.kind.is_empty() || at.get("kind").is(row.kind);
+    let Some(rules) = COUNTS.iter().find(of_kind) else { return };
+    for field in rules.not_negative {
         status.get(field).not_negative();
     }
     let all = status.get("replicas").int();
-    for field in PARTS {
+    for field in rules.parts {
         if status.get(field).int() > all {
             status.get(field).invalid("cannot be greater than status.replicas");
         }
     }
-    if status.get("availableReplicas").int() > status.get("readyReplicas").int() {
-        let is_stateful = at.get("kind").is("StatefulSet");
-        let of = if is_stateful { "status.readyReplicas" } else { "readyReplicas" };
-        status.get("availableReplicas").invalid(&format!("cannot be greater than {of}"));
+    let available = status.get("availableReplicas");
+    if !rules.ready.is_empty() && available.int() > status.get("readyReplicas").int() {
+        available.invalid(&format!("cannot be greater than {}", rules.ready));
+    }
+    let collisions = status.get("collisionCount");
+    let had = old.get("status.collisionCount").number();
+    let counts_them = rules.not_negative.contains(&"collisionCount");
+    if counts_them && had.is_some_and(|had| collisions.number().is_none_or(|now| now < had)) {
+        collisions.invalid_as(collisions.int(), "cannot be decremented");
     }
 }

@@ -1,7 +1,7 @@
-//! A runtime where nothing runs: containers change state when a test says so.
+//! A runtime that runs nothing: tests change the containers' states.
 //!
-//! It keeps CRI's rules (states, idempotence, events), so that the kubelet's tests mean something.
-//! Every image exists unless a test took it away; commands "run" with the result that a test set.
+//! It keeps CRI's rules (states, idempotence, events), so that the kubelet's tests are meaningful.
+//! Every image exists unless a test removed it. A command returns the result that the test set.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -20,7 +20,7 @@ const EVENTS: usize = 1024;
 pub struct Fake(Arc<Inner>);
 
 struct Inner {
-    /// Guards everything; held for a moment.
+    /// Guards all state. The lock is held briefly.
     world: Mutex<World>,
     events: broadcast::Sender<ContainerEventResponse>,
 }
@@ -37,7 +37,7 @@ struct World {
     exec: ExecSyncResponse,
     calls: Vec<String>,
     failures: BTreeMap<String, Error>,
-    /// By call, how often it failed so without changing anything.
+    /// By name of a read-only call: how often it failed.
     refused: BTreeMap<String, usize>,
 }
 
@@ -63,12 +63,12 @@ impl Fake {
         self.0.world.lock().expect("no panic while the world is held")
     }
 
-    /// The container ends by itself.
+    /// Ends the container, as if its process exited.
     pub fn exit(&self, container: &str, code: i32) {
         self.end(container, code, if code == 0 { "Completed" } else { "Error" });
     }
 
-    /// The next and all later calls of that name (`start_container`) fail; `None` ends that.
+    /// Makes all later calls of that name (`start_container`) fail; `None` ends that.
     pub fn fail(&self, call: &str, error: Option<Error>) {
         let mut world = self.world();
         match error {
@@ -77,7 +77,7 @@ impl Fake {
         };
     }
 
-    /// What commands answer from now on.
+    /// Sets the result of all later commands.
     pub fn set_exec(&self, code: i32, stdout: &str) {
         self.world().exec = ExecSyncResponse {
             stdout: Bytes::copy_from_slice(stdout.as_bytes()),
@@ -86,7 +86,7 @@ impl Fake {
         };
     }
 
-    /// That image cannot be pulled, and is not there.
+    /// Removes the image and makes its pulls fail.
     pub fn take_image(&self, name: &str) {
         let mut world = self.world();
         world.images.remove(name);
@@ -97,27 +97,27 @@ impl Fake {
         self.world().network_ready = ready;
     }
 
-    /// Whether it says that pods may have users of their own.
+    /// Sets whether the runtime reports support for user namespaces.
     pub fn set_user_namespaces(&self, supported: bool) {
         self.world().user_namespaces = supported;
     }
 
-    /// `call argument` of everything that changed something, oldest first.
+    /// All changing calls as `call argument`, oldest first.
     pub fn calls(&self) -> Vec<String> {
         self.world().calls.clone()
     }
 
-    /// The configuration that a container was created with.
+    /// The configuration from the container's creation.
     pub fn container_config(&self, id: &str) -> Option<ContainerConfig> {
         self.world().containers.get(id).map(|container| container.config.clone())
     }
 
-    /// How often a call that changes nothing was refused by [`Fake::fail`].
+    /// How often a read-only call failed because of [`Fake::fail`].
     pub fn refusals(&self, call: &str) -> usize {
         self.world().refused.get(call).copied().unwrap_or(0)
     }
 
-    /// A call that changes nothing.
+    /// Checks a read-only call.
     fn asked(&self, call: &str) -> Result<MutexGuard<'_, World>> {
         let mut world = self.world();
         let Some(error) = world.failures.get(call).cloned() else { return Ok(world) };
@@ -170,7 +170,7 @@ impl Fake {
                 containers_statuses: statuses,
             }
         };
-        // Nobody may be listening.
+        // There may be no listeners.
         let _ = self.0.events.send(event);
     }
 }
@@ -345,7 +345,7 @@ impl RuntimeService for Fake {
     async fn start_container(&self, id: &str) -> Result<()> {
         let asked = self.called("start_container", id).map(drop);
         if asked.is_err() {
-            // As runtimes do: a container that did not start has ended.
+            // As in real runtimes, a container that failed to start is in the exited state.
             self.end(id, 128, "StartError");
         }
         asked?;
@@ -441,7 +441,7 @@ impl RuntimeService for Fake {
     async fn exec(&self, request: ExecRequest) -> Result<ExecStreams> {
         let answer = self.exec_sync(&request.container_id, request.cmd, None).await?;
         let (sender, exit) = oneshot::channel();
-        // The receiver is in our hands.
+        // `receiver` is still alive, so this cannot fail.
         let _ = sender.send(Ok(answer.exit_code));
         let output = |wanted: bool, bytes: Bytes| {
             wanted.then(|| Box::new(std::io::Cursor::new(bytes)) as Output)
@@ -465,7 +465,7 @@ impl RuntimeService for Fake {
         })
     }
 
-    /// An echo.
+    /// Echoes all bytes.
     async fn port_forward(&self, sandbox_id: &str, port: u16) -> Result<Io> {
         drop(self.called("port_forward", &format!("{sandbox_id} {port}"))?);
         let echo = tokio::io::SimplexStream::new_unsplit(64 << 10);

@@ -12,19 +12,19 @@ use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::unix::pipe;
 
-/// Our end to read, theirs to write.
+/// A pipe: we read, the child process writes.
 pub(super) fn output_pipe() -> io::Result<(pipe::Receiver, OwnedFd)> {
     let (reader, writer) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
     Ok((pipe::Receiver::from_owned_fd(reader)?, writer))
 }
 
-/// Our end to write, theirs to read.
+/// A pipe: we write, the child process reads.
 pub(super) fn input_pipe() -> io::Result<(PipeInput, OwnedFd)> {
     let (reader, writer) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
     Ok((PipeInput::new(writer)?, reader))
 }
 
-/// The writing end of a pipe. Shutting down closes it: that is end-of-file on the other side.
+/// The writing end of a pipe. Shutdown closes it, which is end-of-file for the reader.
 pub(super) struct PipeInput(Option<pipe::Sender>);
 
 impl PipeInput {
@@ -55,21 +55,21 @@ impl AsyncWrite for PipeInput {
     }
 }
 
-/// The master of a terminal. Clones are the same terminal.
+/// The master side of a terminal. Clones share it.
 #[derive(Clone)]
 pub(super) struct Terminal(Arc<AsyncFd<OwnedFd>>);
 
 impl Terminal {
-    /// The descriptor does not block already (the shim saw to that).
+    /// The descriptor must be non-blocking already (the shim sets that).
     pub(super) fn new(master: OwnedFd) -> io::Result<Self> {
-        // SAFETY: an `OwnedFd` gives out one descriptor, which is open for as long as it lives.
+        // SAFETY: an `OwnedFd` gives out one descriptor, which stays open for its lifetime.
         Ok(Self(Arc::new(unsafe { AsyncFd::register(master) }?)))
     }
 
     pub(super) fn resize(&self, size: TerminalSize) -> io::Result<()> {
         let size =
             libc::winsize { ws_row: size.height, ws_col: size.width, ws_xpixel: 0, ws_ypixel: 0 };
-        // SAFETY: the argument is what this request takes.
+        // SAFETY: `size` has the type that this request reads.
         if unsafe { libc::ioctl(self.0.as_raw_fd(), libc::TIOCSWINSZ, &size) } < 0 {
             return Err(io::Error::last_os_error());
         }
@@ -94,7 +94,7 @@ impl AsyncRead for Terminal {
                     buffer.advance(n);
                     return Poll::Ready(Ok(()));
                 }
-                // Nobody holds the other side any more.
+                // No process holds the other side any more.
                 Ok(Err(error)) if error.raw_os_error() == Some(libc::EIO) => {
                     return Poll::Ready(Ok(()));
                 }
@@ -125,8 +125,7 @@ impl AsyncWrite for Terminal {
         Poll::Ready(Ok(()))
     }
 
-    /// Deviation from pipes: a terminal has no half-close; its end-of-file is a character that the
-    /// client types.
+    /// Deviation from pipes: a terminal has no half-close. Its client types the end-of-file character.
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }

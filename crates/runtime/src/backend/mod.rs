@@ -1,4 +1,4 @@
-//! The backends: what can stand behind `cri::Runtime`.
+//! The implementations of `cri::Runtime`.
 
 pub mod embedded;
 pub mod fake;
@@ -7,10 +7,10 @@ pub mod remote;
 
 /// A row of [`BACKENDS`].
 pub struct Backend {
-    /// As [`cri::RuntimeService::name`] says it.
+    /// The same text as [`cri::RuntimeService::name`].
     pub name: &'static str,
     pub about: &'static str,
-    /// The forms of `--container-runtime-endpoint` that choose it; empty is the default.
+    /// The values of `--container-runtime-endpoint` that select it; empty means the default.
     pub endpoints: &'static [&'static str],
 }
 
@@ -22,8 +22,8 @@ pub const BACKENDS: &[Backend] = &[
     },
     Backend {
         name: remote::NAME,
-        about: "another runtime (containerd, CRI-O), asked over CRI v1",
+        about: "another runtime (containerd, CRI-O), reached over CRI v1",
         endpoints: &["unix:///PATH", "/PATH"],
     },
-    Backend { name: fake::NAME, about: "nothing runs; for tests", endpoints: &["fake"] },
+    Backend { name: fake::NAME, about: "runs nothing; for tests", endpoints: &["fake"] },
 ];

@@ -1,9 +1,9 @@
-//! The shim alone, for tests and for trying it by hand: `decapod-shim container <shim.json>`.
+//! Only the shim, for tests and manual use: `decapod-shim container <shim.json>`.
 
 fn main() {
     if decapod_runtime::shim::is_shim_invocation() {
         decapod_runtime::shim::shim_main();
     }
-    eprintln!("this program is started by the runtime's tests");
+    eprintln!("the runtime's tests start this program");
     std::process::exit(1);
 }

@@ -1,5 +1,5 @@
-//! What of an image's JSON we use: manifest, index, configuration. Docker's and OCI's media types
-//! differ in name only.
+//! The parts of an image's JSON that this crate uses: manifest, index, configuration. Docker's and
+//! OCI's media types differ only in name.
 
 use std::collections::BTreeMap;
 
@@ -23,14 +23,14 @@ pub struct Platform {
     pub variant: String,
 }
 
-/// A manifest or an index: whichever of the fields are there.
+/// A manifest or an index: only the fields of one of them are set.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Manifest {
     pub media_type: String,
     pub config: Option<Descriptor>,
     pub layers: Vec<Descriptor>,
-    /// Of an index.
+    /// Set for an index.
     pub manifests: Vec<Descriptor>,
 }
 
@@ -66,7 +66,7 @@ pub struct ImageConfig {
     pub labels: BTreeMap<String, String>,
 }
 
-/// `null` stands for "none" in what docker writes.
+/// Reads docker's `null` as the default value.
 fn or_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: serde::Deserializer<'de>,
@@ -76,7 +76,7 @@ where
 }
 
 impl Platform {
-    /// How OCI calls this machine.
+    /// OCI's names for this machine's OS and architecture.
     pub fn ours() -> (&'static str, &'static str) {
         (base::platform::OS, base::platform::ARCHITECTURE)
     }
@@ -86,8 +86,8 @@ impl Platform {
     }
 }
 
-/// The one manifest of an index that is for us. One without a platform serves when there is no
-/// better (archives made by hand).
+/// The manifest of an index that fits this machine. An entry without a platform is the second
+/// choice (archives made by hand).
 pub fn for_us(manifests: &[Descriptor]) -> Option<&Descriptor> {
     let fitting = |d: &&Descriptor| d.platform.as_ref().is_some_and(Platform::is_ours);
     manifests.iter().find(fitting).or_else(|| manifests.iter().find(|d| d.platform.is_none()))

@@ -1,7 +1,7 @@
-//! Images from a tar file: an OCI layout, or what `docker save` writes; plain, gzip or zstd.
+//! Imports images from a tar file: an OCI layout or the output of `docker save`; plain, gzip or zstd.
 //!
-//! One pass over the archive brings its content into the store; then its index (or docker's
-//! `manifest.json`) says which images are in there.
+//! One pass over the archive stores its content. Then its index (or docker's `manifest.json`) lists
+//! the images.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -21,7 +21,7 @@ const MEMORY_LIMIT: u64 = 16 << 20;
 const FULL_NAME: &str = "io.containerd.image.name";
 const REFERENCE_NAME: &str = "org.opencontainers.image.ref.name";
 
-/// What an archive holds, by path: small files whole, others as blobs.
+/// The content of an archive, by path: small files in memory, others as blobs.
 #[derive(Default)]
 struct Contents {
     small: BTreeMap<PathBuf, Vec<u8>>,
@@ -37,8 +37,8 @@ struct DockerImage {
     layers: Vec<PathBuf>,
 }
 
-/// Imports every image of the archive that is for this machine. `name` names it when the archive
-/// does not. Blocks.
+/// Imports every image of the archive that fits this machine. `name` applies when the archive names
+/// no image. Blocks.
 pub fn import(store: &ImageStore, archive: &Path, name: Option<&str>) -> Result<Vec<ImageRecord>> {
     let file = File::open(archive).during(|| format!("open {}", archive.display()))?;
     let _ingest = store.ingest()?;
@@ -49,7 +49,10 @@ pub fn import(store: &ImageStore, archive: &Path, name: Option<&str>) -> Result<
         None => from_docker(store, &contents, &docker, name)?,
     };
     if imported.is_empty() {
-        return Err(Error::Invalid(format!("{} holds no image", archive.display())));
+        return Err(Error::Invalid(format!(
+            "{} contains no image for this machine",
+            archive.display()
+        )));
     }
     imported.dedup_by(|a, b| a.id == b.id);
     Ok(imported)
@@ -91,7 +94,10 @@ impl Contents {
         if let Some(hex) = hex {
             let digest = format!("sha256:{hex}");
             if !is_digest(&digest) {
-                return Err(Error::Invalid(format!("{} is not named by a hash", path.display())));
+                return Err(Error::Invalid(format!(
+                    "{} does not have a digest as its name",
+                    path.display()
+                )));
             }
             store.put_blob(&mut *entry, Some(&digest))?;
             self.blobs.insert(path, (digest, size));
@@ -115,7 +121,7 @@ impl Contents {
             .map_err(|error| Error::Invalid(format!("manifest.json: {error}")))
     }
 
-    /// The blob at a path, links followed.
+    /// The blob at a path. Follows links.
     fn blob(&self, path: &Path) -> Option<&(String, u64)> {
         let mut path = path.to_owned();
         for _ in 0..8 {
@@ -150,7 +156,7 @@ fn from_index(
     let mut imported = Vec::new();
     let single = index.manifests.len() == 1;
     for entry in &index.manifests {
-        // Attestations and other machines' images; an entry without a platform may be an index.
+        // Skips attestations and images for other platforms; an entry without a platform may be an index.
         if entry
             .platform
             .as_ref()
@@ -179,7 +185,7 @@ fn names_of(
         return tags.into_iter().map(|tag| Name::parse(tag)).collect();
     }
     match (entry.annotations.get(REFERENCE_NAME), fallback) {
-        // A complete name, as some tools write it.
+        // Some tools write the complete name.
         (Some(reference), _) if reference.contains('/') || reference.contains(':') => {
             Ok(vec![Name::parse(reference)?])
         }
@@ -187,13 +193,13 @@ fn names_of(
             Ok(vec![Name::parse(&format!("{name}:{tag}"))?])
         }
         (_, Some(name)) => Ok(vec![Name::parse(name)?]),
-        // Only a tag: of what, nobody says.
+        // Only a tag, used as the image's name.
         (Some(tag), None) => Ok(vec![Name::parse(tag)?]),
         (None, None) => Ok(Vec::new()),
     }
 }
 
-/// Docker's older format has no manifest: we write one.
+/// Docker's older format has no manifest: this creates one.
 fn from_docker(
     store: &ImageStore,
     contents: &Contents,
@@ -203,7 +209,7 @@ fn from_docker(
     let mut imported = Vec::new();
     for image in images {
         let missing =
-            |path: &Path| Error::Invalid(format!("{} is not in the archive", path.display()));
+            |path: &Path| Error::Invalid(format!("{} is missing from the archive", path.display()));
         let descriptor = |media_type: &str, digest: &str, size: u64| Descriptor {
             media_type: media_type.into(),
             digest: digest.into(),

@@ -7,8 +7,8 @@
 //!                                                   container: overlay(layers, upper, work)
 //! ```
 //!
-//! Invariants: a blob is there whole or not at all, and its name is its hash; a layer directory is
-//! there whole or not at all; the index names only images whose layers are all there.
+//! Invariants: blobs and layer directories are either complete or absent; a blob's name is its
+//! hash; the index names only images whose layers are all unpacked.
 
 pub mod config;
 pub mod import;
@@ -26,12 +26,12 @@ pub enum Error {
     Invalid(String),
     #[error("{action}: {source}")]
     Io { action: String, source: std::io::Error },
-    /// The registry says that there is no such image.
+    /// The registry reports that the image does not exist.
     #[error("{0}")]
     NotFound(String),
     #[error("{0}")]
     Denied(String),
-    /// The registry cannot be reached or answers nonsense.
+    /// The registry is unreachable or sends an invalid answer.
     #[error("{0}")]
     Registry(String),
 }

@@ -1,4 +1,4 @@
-//! Image names, as docker and containerd complete them: `busybox` is
+//! Image names, completed as docker and containerd do: `busybox` is
 //! `docker.io/library/busybox:latest`.
 
 use super::{Error, Result};
@@ -8,7 +8,7 @@ use super::{Error, Result};
 pub struct Name {
     pub registry: String,
     pub repository: String,
-    /// There when there is no digest.
+    /// Always set when there is no digest.
     pub tag: Option<String>,
     /// `sha256:<hex>`.
     pub digest: Option<String>,
@@ -25,7 +25,7 @@ impl Name {
             None => (text, None),
         };
         let (path, tag) = match rest.rsplit_once(':') {
-            // A colon before the last slash is a port.
+            // A colon before the last slash starts a port.
             Some((path, tag)) if !tag.contains('/') => (path, Some(tag.to_owned())),
             _ => (rest, None),
         };
@@ -94,8 +94,8 @@ fn is_tag(tag: &str) -> bool {
         && tag.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'-'))
 }
 
-/// A host and maybe a port, which a URL is made of: no other character gets there. Upstream: the
-/// reference grammar's `domain`.
+/// A host with an optional port. It becomes part of a URL, so other characters are refused.
+/// Upstream: the reference grammar's `domain`.
 fn is_registry(text: &str) -> bool {
     let (host, port) = match text.rsplit_once(':') {
         Some((host, port)) if !port.ends_with(']') => (host, Some(port)),

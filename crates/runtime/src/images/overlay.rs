@@ -1,8 +1,8 @@
-//! A container's root: its image's layers with a writable directory above, by overlayfs.
+//! A container's root: overlayfs with the image's layers below a writable directory.
 //!
-//! For a pod with users of its own overlayfs gets the layers' directory mapped to them, all layers by
-//! one mount that goes when the overlay is there, and what the container writes has their ids on the
-//! disk.
+//! For a pod with a user namespace, overlayfs gets an idmapped mount of the layers' directory. One
+//! mount serves all layers and is removed after the overlay exists. Files that the container writes
+//! have the mapped ids on the disk.
 
 use std::fs;
 use std::io;
@@ -18,15 +18,15 @@ use super::{During, Error, Result};
 use crate::files;
 use crate::idmap::{self, Travel};
 
-/// Where the layers are shown to overlayfs for a moment, below the container's directory.
+/// The temporary idmapped mount of the layers, below the container's directory.
 const MAPPED: &str = "mapped";
 
-/// Users of a pod's own, to whom files are shown as theirs.
+/// The user namespace of a pod, for idmapped mounts.
 #[derive(Clone, Debug)]
 pub struct Owners {
-    /// Where the user namespace is pinned.
+    /// The path of the pinned user namespace.
     pub namespace: PathBuf,
-    /// The node's ids of their root.
+    /// The node's ids of the pod's root user.
     pub uid: u32,
     pub gid: u32,
 }
@@ -42,12 +42,12 @@ pub fn mount_root(
         fs::create_dir_all(container.join(name))
             .during(|| format!("create {}", container.display()))?;
     }
-    // The root directory of the container is the upper one's.
+    // The upper directory becomes the container's root directory.
     let upper = container.join("upper");
-    set_mode(&upper, 0o755).during(|| "open up the root directory".into())?;
+    set_mode(&upper, 0o755).during(|| "set the mode of the root directory".into())?;
     if let Some(owners) = owners {
         std::os::unix::fs::chown(&upper, Some(owners.uid), Some(owners.gid))
-            .during(|| "give the root directory away".into())?;
+            .during(|| "set the owner of the root directory".into())?;
     }
     let lower = lower(store, layers, container)?;
     let writable =
@@ -59,7 +59,7 @@ pub fn mount_root(
     mount_mapped(store, container, owners, &overlay)
 }
 
-/// Mounts an image at `container/volumes/<index>`, for reading only. Blocks.
+/// Mounts an image read-only at `container/volumes/<index>`. Blocks.
 pub fn mount_volume(
     store: &ImageStore,
     layers: &[String],
@@ -72,7 +72,7 @@ pub fn mount_volume(
         fs::create_dir_all(path).during(|| format!("create {}", path.display()))?;
     }
     let mut lower = lower(store, layers, container)?;
-    // Without an upper directory there must be two lower ones.
+    // Without an upper directory overlayfs needs two lower ones.
     lower.push(container.join("empty"));
     files::unmount(&target).during(|| format!("unmount {}", target.display()))?;
     let overlay =
@@ -82,15 +82,15 @@ pub fn mount_volume(
 }
 
 struct Overlay<'a> {
-    /// Below the directory of all layers.
+    /// Relative to the directory of all layers.
     lower: &'a [PathBuf],
     target: &'a Path,
     flags: MsFlags,
-    /// The option of a directory to write to, if there is one.
+    /// The mount option for the writable directory, or empty.
     writable: &'a str,
 }
 
-/// Mounts over the layers as they are, or as they are to be seen by others.
+/// Mounts the overlay over the layers, idmapped if the pod has a user namespace.
 fn mount_mapped(
     store: &ImageStore,
     container: &Path,
@@ -107,9 +107,9 @@ fn mount_mapped(
         idmap::let_travel(&copy, Travel::Not)?;
         idmap::attach(copy, &mapped)
     };
-    show().during(|| "map the image's layers to the pod's users".into())?;
+    show().during(|| "mount the image's layers with the pod's id mapping".into())?;
     let mounted = mount_overlay(&mapped, overlay);
-    // The overlay has copies of its own.
+    // The overlay holds its own clones of the mount.
     files::unmount(&mapped).during(|| format!("unmount {}", mapped.display()))?;
     mounted
 }
@@ -118,11 +118,11 @@ fn volume(container: &Path, index: usize) -> PathBuf {
     container.join("volumes").join(index.to_string())
 }
 
-/// One at a time, so that a burst of pods needs no more descriptors than one image has layers.
+/// Allows one mount at a time, so that a burst of pods needs descriptors for one image's layers only.
 static MOUNTING: Mutex<()> = Mutex::new(());
 
-/// The kernel takes at most a page of options, and an image may have a hundred layers with names of 64
-/// digits: they are opened, and called by their descriptors.
+/// Opens the layers and passes their descriptors: mount options may fill one page, and an image may
+/// have a hundred layers with names of 64 digits.
 fn mount_overlay(layers: &Path, overlay: &Overlay<'_>) -> Result<()> {
     let Overlay { lower, target, flags, writable } = *overlay;
     let during = || format!("mount {}", target.display());
@@ -142,7 +142,7 @@ fn open_place(path: &Path) -> io::Result<fs::File> {
     fs::OpenOptions::new().read(true).custom_flags(libc::O_PATH | libc::O_DIRECTORY).open(path)
 }
 
-/// The layers' directories below that of all layers, the uppermost first.
+/// The layers' directories relative to the directory of all layers, the uppermost first.
 fn lower(store: &ImageStore, layers: &[String], container: &Path) -> Result<Vec<PathBuf>> {
     let mut lower: Vec<PathBuf> = Vec::new();
     for diff_id in layers.iter().rev() {
@@ -151,7 +151,7 @@ fn lower(store: &ImageStore, layers: &[String], container: &Path) -> Result<Vec<
             return Err(Error::NotFound(format!("layer {diff_id} is missing")));
         }
         let name = path.file_name().map(PathBuf::from);
-        // The same layer twice is one too many for overlayfs, and changes nothing.
+        // Overlayfs refuses duplicate layers; the lower duplicate has no effect.
         lower.extend(name.filter(|name| !lower.contains(name)));
     }
     if lower.is_empty() {
@@ -160,7 +160,7 @@ fn lower(store: &ImageStore, layers: &[String], container: &Path) -> Result<Vec<
     Ok(lower)
 }
 
-/// The root and the image volumes, and what a start that was cut short left.
+/// Unmounts the root, the image volumes and the leftovers of an interrupted start.
 pub fn unmount_root(container: &Path) -> Result<()> {
     let volumes = fs::read_dir(container.join("volumes")).into_iter().flatten().flatten();
     let own = [container.join("rootfs"), container.join(MAPPED)];
@@ -181,7 +181,7 @@ mod tests {
 
     use super::*;
 
-    /// As many layers as an image may have, in a mount namespace that goes with its thread.
+    /// Mounts the maximum number of layers in a mount namespace that ends with its thread.
     #[test]
     fn an_image_of_many_layers_is_mounted() {
         if !nix::unistd::geteuid().is_root() {

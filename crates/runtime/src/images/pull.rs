@@ -1,7 +1,7 @@
-//! Images from registries, by `oci-client`: manifest, configuration, and the layers that are not
-//! there yet, each checked against its digest.
+//! Pulls images from registries with `oci-client`: manifest, configuration and missing layers. Each
+//! is checked against its digest.
 //!
-//! Pulls of the same image at the same time are one pull.
+//! Concurrent pulls of one image share one pull.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -30,19 +30,19 @@ const MANIFEST_TYPES: &[&str] = &[
     "application/vnd.docker.distribution.manifest.v2+json",
 ];
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
-/// Without a byte for this long, the registry is taken for dead.
+/// A registry that sends no byte for this long counts as dead.
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Pieces of a layer that wait for the disk.
+/// How many chunks of a layer may wait for the disk.
 const CHUNKS: usize = 8;
 
 type Gate = Arc<tokio::sync::Mutex<()>>;
 
 pub struct Puller {
     store: ImageStore,
-    /// Read for each pull: it may be edited.
+    /// Read for each pull, because administrators may edit it.
     registries: Option<PathBuf>,
-    /// One gate per name that is being pulled; held for look-ups, never across await.
+    /// One gate per image that is being pulled. The lock is held for look-ups, never across await.
     gates: Mutex<HashMap<String, Gate>>,
 }
 
@@ -99,14 +99,16 @@ impl Puller {
         let _ingest = blocking(move || store.ingest()).await?;
         let (digest, manifest) = self.manifest(&client, &reference, &auth).await?;
         if name.digest.as_ref().is_some_and(|wanted| *wanted != digest) {
-            return Err(Error::Registry(format!("the registry sent {digest}")));
+            return Err(Error::Registry(format!(
+                "the registry sent a manifest with digest {digest}"
+            )));
         }
         self.content(&client, &reference, &manifest).await?;
         let (store, name) = (self.store.clone(), name.clone());
         blocking(move || store.adopt(&digest, &[name])).await
     }
 
-    /// The digest that was asked for, and the manifest for this machine.
+    /// The digest of the request, and the manifest for this machine.
     async fn manifest(
         &self,
         client: &Client,
@@ -143,7 +145,7 @@ impl Puller {
         Ok((asked, manifest))
     }
 
-    /// Brings what is missing: the configuration first, since it says which layers we have.
+    /// Fetches missing content. The configuration comes first: its diff ids show which layers exist.
     async fn content(
         &self,
         client: &Client,
@@ -153,7 +155,7 @@ impl Puller {
         let config = manifest.config.clone().unwrap_or_default();
         let all = manifest.layers.iter().map(|layer| &layer.digest).chain([&config.digest]);
         if let Some(bad) = all.into_iter().find(|digest| !is_digest(digest)) {
-            // Before it is part of a URL.
+            // Checked before it becomes part of a URL.
             return Err(Error::Invalid(format!("{bad:?} is not a digest")));
         }
         if !self.store.has_blob(&config.digest) {
@@ -173,7 +175,7 @@ impl Puller {
         let mut partial = self.store.partial_blob()?;
         let (chunks, mut coming) = tokio::sync::mpsc::channel::<Bytes>(CHUNKS);
         let expected = digest.to_owned();
-        // What ends too early is not what was expected, and is dropped.
+        // A short download fails the digest check and is dropped.
         let writing = blocking(move || {
             while let Some(bytes) = coming.blocking_recv() {
                 partial.write(&bytes)?;
@@ -184,7 +186,7 @@ impl Puller {
             while let Some(bytes) =
                 stream.try_next().await.during(|| format!("download {digest}"))?
             {
-                // The other side ends early for a reason of its own.
+                // The writer stopped early and reports its own error.
                 if chunks.send(bytes).await.is_err() {
                     break;
                 }
@@ -197,16 +199,16 @@ impl Puller {
     }
 }
 
-/// Work with files: a sync of gigabytes would hold up everybody else of this thread.
+/// Runs file work on another thread: syncing gigabytes would block this one.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
-    let died = |_| Err(Error::Registry("a thread died".into()));
+    let died = |_| Err(Error::Registry("a blocking task panicked".into()));
     tokio::task::spawn_blocking(work).await.unwrap_or_else(died)
 }
 
-/// One error for what every place answered. What kind it is, the clearest of them says: a place that
-/// cannot be reached says less than one that refuses.
+/// One error from the answers of all endpoints. Its kind is the most specific one: a refusal says
+/// more than an unreachable endpoint.
 fn told(name: &Name, failures: Vec<(String, Error)>) -> Error {
     let is_several = failures.len() > 1;
     let texts: Vec<String> = failures
@@ -216,7 +218,7 @@ fn told(name: &Name, failures: Vec<(String, Error)>) -> Error {
         )
         .collect();
     let text = match texts.join("; ") {
-        none if none.is_empty() => "no registry to ask".to_owned(),
+        none if none.is_empty() => "no registry endpoint is configured".to_owned(),
         text => text,
     };
     let text = format!("failed to pull and unpack image \"{name}\": {text}");
@@ -229,8 +231,8 @@ fn told(name: &Name, failures: Vec<(String, Error)>) -> Error {
     }
 }
 
-/// The error and its causes: the outer ones alone do not tell a name that is not known from a port
-/// where nobody listens, or from a certificate that is not trusted.
+/// The error with its causes: only the causes tell an unknown host from a refused connection or an
+/// untrusted certificate.
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
@@ -246,7 +248,7 @@ fn chain(error: &dyn std::error::Error) -> String {
 }
 
 fn client(endpoint: &Endpoint) -> Result<Client> {
-    // reqwest wants a provider for the whole process; whoever was first is fine.
+    // reqwest needs a process-wide provider; an existing one is fine.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     if endpoint.tls.cert_file.is_some() {
         return Err(Error::Invalid("registries: client certificates are not supported".into()));
@@ -268,9 +270,9 @@ fn client(endpoint: &Endpoint) -> Result<Client> {
     Ok(Client::new(config))
 }
 
-/// Those that the pod brings for this host; those of the host's own; those that the pod brings for
-/// the image's registry, of which this host is a mirror. Upstream: containerd sends what kubelets give
-/// it to every mirror.
+/// The first that exists: the pod's credentials for this host, the host's configured ones, and the
+/// pod's credentials for the image's registry, which this host mirrors. Upstream: containerd sends
+/// the kubelet's credentials to every mirror.
 fn credentials(
     auth: Option<&AuthConfig>,
     host: &str,
@@ -284,7 +286,7 @@ fn credentials(
         .unwrap_or(RegistryAuth::Anonymous)
 }
 
-/// Kubelets need not say whom credentials are for: they chose them by the image's name.
+/// The server address is optional: the kubelet chose the credentials by the image's name.
 fn is_for(auth: &AuthConfig, host: &str) -> bool {
     let server = auth.server_address.trim_start_matches("https://").trim_start_matches("http://");
     let server = server.split('/').next().unwrap_or_default();
@@ -296,7 +298,7 @@ fn is_for(auth: &AuthConfig, host: &str) -> bool {
     server.is_empty() || server == host || is_pattern || (is_docker(server) && is_docker(host))
 }
 
-/// `None` when the credentials say nothing.
+/// `None` when the credentials are empty.
 fn from_kubelet(auth: &AuthConfig) -> Option<RegistryAuth> {
     if !auth.username.is_empty() {
         return Some(RegistryAuth::Basic(auth.username.clone(), auth.password.clone()));
@@ -318,7 +320,7 @@ fn from_file(auth: &Auth) -> RegistryAuth {
     decode(&auth.auth).unwrap_or(RegistryAuth::Anonymous)
 }
 
-/// base64 of `username:password`.
+/// Decodes base64 of `username:password`.
 fn decode(text: &str) -> Option<RegistryAuth> {
     let bytes = base64::engine::general_purpose::STANDARD.decode(text.trim()).ok()?;
     let text = String::from_utf8(bytes).ok()?;
@@ -360,7 +362,7 @@ mod tests {
 
     use super::*;
 
-    /// A registry of one image without layers, which wants `u:p`.
+    /// A registry with one image without layers, which requires `u:p`.
     struct Registry {
         answers: BTreeMap<String, (String, Vec<u8>)>,
     }
@@ -469,7 +471,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn errors_say_why_of_each_place() {
+    async fn errors_give_the_reason_of_each_endpoint() {
         let (listener, closed) = on_loopback().await;
         drop(listener);
         let directory = tempfile::tempdir().expect("a directory");
@@ -491,7 +493,7 @@ mod tests {
     }
 
     #[test]
-    fn whom_credentials_are_for() {
+    fn credentials_match_their_server() {
         let check = |server: &str, host: &str, expected: bool| {
             assert_eq!(is_for(&secret(server), host), expected, "{server} {host}");
         };

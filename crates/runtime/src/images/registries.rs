@@ -1,5 +1,4 @@
-//! `registries.yaml`, in k3s' format: where a registry's images really come from, and with which
-//! credentials and certificates.
+//! `registries.yaml`, in k3s' format: the mirrors of registries, with credentials and certificates.
 //!
 //! ```yaml
 //! mirrors:
@@ -14,8 +13,8 @@
 //!     tls: {ca_file: /etc/ca.pem, insecure_skip_verify: false}
 //! ```
 //!
-//! Mirrors are tried in order, the registry itself last. A rewrite changes the repository for
-//! mirrors only. A registry on the machine's own loopback speaks HTTP unless its `tls` is configured.
+//! Mirrors are tried in order, then the registry itself. A rewrite changes the repository for
+//! mirrors only. A registry on loopback uses HTTP unless its `tls` is configured.
 //! Upstream: containerd's `registryEndpoints`, `defaultScheme`.
 
 use std::collections::BTreeMap;
@@ -66,7 +65,7 @@ pub struct Tls {
     pub insecure_skip_verify: bool,
 }
 
-/// One place to ask for an image.
+/// One server to pull an image from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
     /// `host[:port]`.
@@ -77,14 +76,14 @@ pub struct Endpoint {
 }
 
 impl std::fmt::Debug for Auth {
-    /// Without the secrets.
+    /// Omits the secrets.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Auth").field("username", &self.username).finish_non_exhaustive()
     }
 }
 
 impl Registries {
-    /// Without the file there are no mirrors.
+    /// A missing file means no mirrors.
     pub fn read(path: Option<&Path>) -> Result<Self> {
         let Some(path) = path else { return Ok(Self::default()) };
         let bytes = crate::files::read(path).during(|| format!("read {}", path.display()))?;
@@ -114,7 +113,7 @@ impl Registries {
             repository: repository.to_owned(),
             tls,
         };
-        // A mirror entry that names the registry itself says how to speak to it.
+        // A mirror entry for the registry itself sets how to reach it.
         if !all.iter().any(|e| e.host == own.host && e.repository == own.repository) {
             all.push(own);
         }

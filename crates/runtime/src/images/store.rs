@@ -1,11 +1,11 @@
 //! The content store and the index of images.
 //!
-//! More than one process may use it at once (`decapod images import` beside a running node), so the
-//! index is read from disk for each question and changed under a file lock; collecting garbage
-//! needs that nobody is bringing content in.
+//! Several processes may use the store at once (`decapod images import` beside a running node). So
+//! each look-up reads the index from disk, and changes hold a file lock. Garbage collection runs
+//! only while no process adds content.
 //!
-//! Layers' own blobs are dropped when they are unpacked: the directory is what containers use, and
-//! the manifest still says what they were.
+//! The blob of a layer is removed after unpacking: containers use the directory, and the manifest
+//! still lists the blob's digest.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
@@ -22,9 +22,9 @@ use super::{During, Error, Result, unpack};
 use crate::files;
 use crate::layout::hex;
 
-/// Manifests and configurations; layers have no limit but the disk.
+/// The limit on manifests and configurations. Layers are limited by the disk only.
 const JSON_LIMIT: u64 = 16 << 20;
-/// Digits of a layer's directory in older versions' stores.
+/// The length of layer directory names in older versions' stores.
 const SHORT: usize = 16;
 
 /// Cheap to clone.
@@ -33,21 +33,21 @@ pub struct ImageStore {
     root: PathBuf,
 }
 
-/// One image: what a configuration's digest names.
+/// One image, identified by the digest of its configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImageRecord {
     /// `sha256:<hex>` of the configuration.
     pub id: String,
     /// Complete names with tags.
     pub tags: Vec<String>,
-    /// Complete names with the digest of the manifest (or index) that they were asked for by.
+    /// Complete names with the digest of the manifest (or index) that was requested.
     pub digests: Vec<String>,
     pub manifest: String,
     /// Diff ids, lowest first.
     pub layers: Vec<String>,
     pub size: u64,
     pub config: ImageConfig,
-    /// Not to be collected by the kubelet.
+    /// The kubelet does not garbage-collect it.
     #[serde(default)]
     pub pinned: bool,
 }
@@ -57,7 +57,7 @@ struct Index {
     images: BTreeMap<String, ImageRecord>,
 }
 
-/// While it lives, content that no image names yet is not collected.
+/// While this exists, content that no image names yet is not collected.
 pub struct Ingest(#[expect(dead_code, reason = "held for its drop")] Flock<File>);
 
 impl ImageStore {
@@ -74,7 +74,7 @@ impl ImageStore {
         Ok(self.read_index()?.images.into_values().collect())
     }
 
-    /// By id (whole or its beginning), by tag or by digest.
+    /// Finds by id (or its prefix), by tag or by digest.
     pub fn find(&self, reference: &str) -> Result<Option<ImageRecord>> {
         let mut index = self.read_index()?;
         if let Some(record) = index.images.remove(reference) {
@@ -92,7 +92,7 @@ impl ImageStore {
         Ok(index.images.into_values().find(|r| r.tags.contains(&text) || r.digests.contains(&text)))
     }
 
-    /// Takes a name away, or with an id the image and all its names. False when there was none.
+    /// Removes a name or, for an id, the image with all its names. False when nothing matched.
     pub fn remove(&self, reference: &str) -> Result<bool> {
         let Some(record) = self.find(reference)? else { return Ok(false) };
         self.change(|index| {
@@ -101,7 +101,7 @@ impl ImageStore {
             let named = entry.tags.contains(&by_name) || entry.digests.contains(&by_name);
             entry.tags.retain(|tag| *tag != by_name);
             entry.digests.retain(|digest| *digest != by_name);
-            // Upstream: an image without a tag is gone, whatever digests named it.
+            // Upstream: an image without a tag is removed, even if digests name it.
             if !named || entry.tags.is_empty() {
                 index.images.remove(&record.id);
             }
@@ -114,9 +114,9 @@ impl ImageStore {
         Ok(Ingest(self.lock("content.lock", FlockArg::LockShared)?))
     }
 
-    /// Keeps an image's layers for as long as a container uses them, whatever happens to the image.
+    /// Keeps an image's layers while a container uses them, even if the image is removed.
     pub fn lease(&self, container: &str, reference: &str) -> Result<Option<ImageRecord>> {
-        // Nothing is collected between the look and the note.
+        // No collection runs between the look-up and the record of the lease.
         let _ingest = self.ingest()?;
         let Some(record) = self.find(reference)? else { return Ok(None) };
         let path = self.root.join("leases").join(container);
@@ -124,14 +124,15 @@ impl ImageStore {
         Ok(Some(record))
     }
 
-    /// Ends [`ImageStore::lease`]; may have ended before.
+    /// Ends [`ImageStore::lease`], if it still exists.
     pub fn release(&self, container: &str) -> Result<()> {
         let leases = self.root.join("leases");
         let volumes = (0..).map(|index| leases.join(Self::volume_lease(container, index)));
         for path in std::iter::once(leases.join(container)).chain(volumes) {
             match fs::remove_file(&path) {
                 Ok(()) => {}
-                // A container's own lease may be gone already; volumes are numbered.
+                // A container's own lease may be gone already. The volumes' leases are numbered, so
+                // one may follow.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
                     if path.file_name().is_some_and(|name| name != container) {
                         break;
@@ -143,7 +144,7 @@ impl ImageStore {
         Ok(())
     }
 
-    /// The lease of a container's image volume, which ends with the container's own.
+    /// The name of the lease of a container's image volume. It ends with the container's own lease.
     pub fn volume_lease(container: &str, index: usize) -> String {
         format!("{container}.{index}")
     }
@@ -160,7 +161,7 @@ impl ImageStore {
         Ok(all)
     }
 
-    /// Always a path in the store: what is no digest names nothing, whoever wrote it.
+    /// Always a path inside the store: an invalid digest yields a path that does not exist.
     pub fn blob(&self, digest: &str) -> PathBuf {
         self.root.join("blobs/sha256").join(hex_of(digest))
     }
@@ -169,7 +170,7 @@ impl ImageStore {
         is_digest(digest) && self.blob(digest).is_file()
     }
 
-    /// Stores what `content` holds; returns its digest. Fails when `expected` is another.
+    /// Stores `content` and returns its digest. Fails when `expected` differs.
     pub fn put_blob(&self, mut content: impl Read, expected: Option<&str>) -> Result<String> {
         let mut partial = self.partial_blob()?;
         let mut buffer = vec![0; 64 << 10];
@@ -182,14 +183,14 @@ impl ImageStore {
         }
     }
 
-    /// A blob that comes in pieces.
+    /// Starts a blob that is written in chunks.
     pub fn partial_blob(&self) -> Result<PartialBlob> {
         let path = self.root.join("blobs").join(format!(".{}", base::rng::alphanumeric(16)));
         let file = File::create(&path).during(|| format!("create {}", path.display()))?;
         Ok(PartialBlob { store: self.clone(), path, file, hash: Sha256::new(), finished: false })
     }
 
-    /// A small blob, checked against its name.
+    /// Reads a small blob and checks its hash.
     pub fn read_blob(&self, digest: &str) -> Result<Vec<u8>> {
         let invalid = |what: &str| Error::Invalid(format!("content {digest}: {what}"));
         if !is_digest(digest) {
@@ -215,14 +216,14 @@ impl ImageStore {
         self.layers_dir().join(hex_of(diff_id))
     }
 
-    /// Where older versions had it: by its first 64 bits, of which two layers may have the same.
+    /// The layer's directory in older stores: the first 64 bits of its digest, which two layers may share.
     fn short_layer(&self, diff_id: &str) -> PathBuf {
         let hex = hex_of(diff_id);
         self.layers_dir().join(hex.get(..SHORT).unwrap_or(hex))
     }
 
-    /// Gives layers of an older version's store their whole names, where it is clear whose they are.
-    /// Containers that use them go on: what is mounted has no name.
+    /// Renames layers of an older version's store to their full digest, where their owner is
+    /// unambiguous. Containers that use them are not affected: mounts do not depend on names.
     pub fn name_layers_wholly(&self) -> Result<()> {
         let directory = self.layers_dir();
         let entries =
@@ -234,7 +235,7 @@ impl ImageStore {
         if !entries.flatten().any(|entry| is_short(&entry.file_name())) {
             return Ok(());
         }
-        // Nobody brings content in or takes it away meanwhile.
+        // No process adds or removes content meanwhile.
         let _alone = self.lock("content.lock", FlockArg::LockExclusive)?;
         let mut owners: BTreeMap<PathBuf, BTreeSet<String>> = BTreeMap::new();
         let images = self.read_index()?.images.into_values().flat_map(|record| record.layers);
@@ -249,7 +250,7 @@ impl ImageStore {
                 }
                 None => tracing::warn!(
                     layers = ?of,
-                    "layers that begin alike shared one directory: their images have to be pulled again"
+                    "layers with the same digest prefix shared one directory: pull their images again"
                 ),
             }
         }
@@ -264,10 +265,10 @@ impl ImageStore {
         is_digest(diff_id) && self.layer(diff_id).is_dir()
     }
 
-    /// Follows an index to the manifest for this machine. All of it must be in the store.
+    /// Follows an index to the manifest for this machine. All of them must be in the store.
     pub fn resolve_manifest(&self, digest: &str) -> Result<(String, Manifest)> {
         let mut digest = digest.to_owned();
-        // An index may name an index; not for ever.
+        // An index may name an index, up to this depth.
         for _ in 0..4 {
             let manifest: Manifest = self.read_json(&digest)?;
             if manifest.config.is_some() {
@@ -282,8 +283,8 @@ impl ImageStore {
         Err(Error::Invalid(format!("content {digest}: an index of indexes")))
     }
 
-    /// Unpacks the layers of a manifest that is in the store, and names the image. `digest` is what
-    /// it was asked for by (an index, perhaps); `names` may be empty.
+    /// Unpacks the layers of a stored manifest, and records the image. `digest` is the requested
+    /// one (possibly of an index). `names` may be empty.
     pub fn adopt(&self, digest: &str, names: &[Name]) -> Result<ImageRecord> {
         let (manifest_digest, manifest) = self.resolve_manifest(digest)?;
         let config = manifest.config.clone().unwrap_or_default();
@@ -298,7 +299,7 @@ impl ImageStore {
         if let Some(bad) = foreign.into_iter().find(|digest| !is_digest(digest)) {
             return Err(Error::Invalid(format!("image {digest}: {bad:?} is not a digest")));
         }
-        // A manifest may call anything a layer, also what makes up other images.
+        // A malicious manifest may list the blobs of other images as its layers: those are kept.
         let images = self.read_index()?.images.into_values();
         let mut kept: BTreeSet<String> = images.flat_map(|r| [r.id, r.manifest]).collect();
         kept.extend([config.digest.clone(), manifest_digest.clone(), digest.to_owned()]);
@@ -320,7 +321,7 @@ impl ImageStore {
         self.add(record)
     }
 
-    /// `spent`: nobody needs the archive afterwards.
+    /// `spent`: the archive can be removed after unpacking.
     fn unpack_layer(&self, layer: &Descriptor, diff_id: &str, spent: bool) -> Result<()> {
         if !self.has_layer(diff_id) {
             let blob = self.blob(&layer.digest);
@@ -338,8 +339,8 @@ impl ImageStore {
         }
     }
 
-    /// The index must not name layers whose files a power failure would empty. Layers that it does not
-    /// name are removed at the next start.
+    /// Syncs the layers before the index names them, so that a power failure cannot leave empty
+    /// files. The next start removes layers that the index does not name.
     fn sync_layers(&self) -> Result<()> {
         let layers = self.layers_dir();
         let opened = File::open(&layers).during(|| format!("open {}", layers.display()))?;
@@ -351,7 +352,7 @@ impl ImageStore {
     fn add(&self, record: ImageRecord) -> Result<ImageRecord> {
         self.change(|index| {
             for other in index.images.values_mut() {
-                // A name is one image's at a time.
+                // A name belongs to one image only.
                 other.tags.retain(|tag| !record.tags.contains(tag));
             }
             let entry = index.images.entry(record.id.clone()).or_default();
@@ -368,11 +369,12 @@ impl ImageStore {
         })
     }
 
-    /// Removes blobs and layers that no image names and no container uses. Does nothing while content comes in.
+    /// Removes blobs and layers that no image and no container uses. Does nothing while a process
+    /// adds content.
     pub fn collect(&self) -> Result<()> {
         let Some(_alone) = self.try_lock("content.lock")? else { return Ok(()) };
         let index = self.read_index()?;
-        // The program of an older version may run beside this one, or come back.
+        // A program of an older version may run beside this one, or be installed again.
         let places = |diff_id: &String| [self.layer(diff_id), self.short_layer(diff_id)];
         let mut keep: BTreeSet<PathBuf> = self.leased()?.iter().flat_map(places).collect();
         for record in index.images.values() {
@@ -452,7 +454,7 @@ fn hex_of(digest: &str) -> &str {
     digest.strip_prefix("sha256:").filter(|_| is_digest(digest)).unwrap_or("invalid")
 }
 
-/// Content on its way in. Dropped unfinished, it leaves nothing.
+/// A blob that is being written. Dropping it unfinished removes its file.
 pub struct PartialBlob {
     store: ImageStore,
     path: PathBuf,
@@ -494,7 +496,7 @@ pub(crate) fn disk_usage(root: &Path) -> (u64, u64) {
     let mut left = vec![root.to_owned()];
     while let Some(directory) = left.pop() {
         for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
-            // What goes away while we count does not count.
+            // A file that disappears meanwhile does not count.
             let Ok(about) = entry.metadata() else { continue };
             bytes += about.blocks() * 512;
             inodes += 1;
@@ -526,14 +528,14 @@ mod tests {
     }
 
     #[test]
-    fn layers_that_begin_alike_are_two() {
+    fn layers_with_the_same_digest_prefix_stay_separate() {
         let (_directory, store) = store_with(&[]);
         let (one, two) = (diff_id("0123456789abcdef", '1'), diff_id("0123456789abcdef", '2'));
         fs::create_dir(store.layer(&one)).expect("made");
         assert!(store.has_layer(&one) && !store.has_layer(&two));
     }
 
-    /// A manifest with one layer, which the store has already, so that its archive is not looked at.
+    /// A manifest with one layer that the store already has, so that its archive is not read.
     fn adopt_with_archive(store: &ImageStore, archive: &str) -> Result<ImageRecord> {
         let layer = diff_id("", 'a');
         fs::create_dir_all(store.layer(&layer)).expect("made");
@@ -573,7 +575,7 @@ mod tests {
         let own = store.put_blob(&b"an archive"[..], None).expect("stored");
         let image = adopt_with_archive(&store, &own).expect("adopted");
         assert!(!store.has_blob(&own), "it is unpacked");
-        // Another image's configuration is no archive of this one's.
+        // Another image's configuration is not this image's archive.
         adopt_with_archive(&store, &image.id).expect("adopted");
         assert!(store.has_blob(&image.id));
     }
@@ -590,7 +592,7 @@ mod tests {
             fs::create_dir(&place).expect("made");
             fs::write(place.join("file"), short).expect("written");
         }
-        // An older program may be at work: nothing that it uses goes.
+        // A program of an older version may be running: collection keeps everything that it uses.
         store.collect().expect("collected");
         let names = || {
             let entries = fs::read_dir(store.layers_dir()).expect("listed").flatten();
@@ -604,7 +606,7 @@ mod tests {
                 let read = fs::read_to_string(store.layer(layer).join("file"));
                 assert_eq!(read.expect("it is there"), content);
             }
-            // Nobody can tell whose that is.
+            // The owner of this directory is ambiguous.
             assert!(!store.has_layer(&b) && !store.has_layer(&twin));
             assert_eq!(names().len(), 3);
         }

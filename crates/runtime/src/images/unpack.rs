@@ -1,11 +1,10 @@
-//! A layer's archive becomes a directory that overlayfs can use.
+//! Unpacks a layer's archive into a directory for overlayfs.
 //!
-//! Whiteouts (`.wh.name`) become character devices 0:0, opaque directories (`.wh..wh..opq`) get the
+//! Whiteouts (`.wh.name`) become character devices 0:0. Opaque directories (`.wh..wh..opq`) get the
 //! attribute `trusted.overlay.opaque`. Needs root.
 //!
-//! Invariant: nothing outside of the directory is touched, whatever the archive says; an archive
-//! that tries is refused whole. The directory appears under its name when it is complete and its
-//! content has the promised hash.
+//! Invariant: an archive changes nothing outside of the directory; an archive that tries is refused as a
+//! whole. The directory gets its name only when it is complete and its content has the expected hash.
 
 use std::fs::{self, File};
 use std::io::{self, BufReader, Read};
@@ -22,13 +21,13 @@ use crate::layout::hex;
 const WHITEOUT: &str = ".wh.";
 const OPAQUE: &str = ".wh..wh..opq";
 
-/// Unpacks `blob` (plain, gzip or zstd) to `target`, by way of a sibling in `parent`.
+/// Unpacks `blob` (plain, gzip or zstd) to `target`, through a temporary sibling in `parent`.
 pub fn layer(blob: File, diff_id: &str, parent: &Path, target: &Path) -> Result<()> {
     let partial = parent.join(format!(".{}", base::rng::alphanumeric(16)));
     fs::create_dir_all(&partial).during(|| format!("create {}", partial.display()))?;
     let done = unpack(blob, diff_id, &partial).and_then(|()| {
         match fs::rename(&partial, target) {
-            // Somebody else was faster.
+            // Another process unpacked the same layer first.
             Err(_) if target.is_dir() => Ok(()),
             other => other.during(|| format!("create {}", target.display())),
         }
@@ -44,7 +43,7 @@ pub fn layer(blob: File, diff_id: &str, parent: &Path, target: &Path) -> Result<
 fn unpack(blob: File, diff_id: &str, into: &Path) -> Result<()> {
     use std::os::unix::fs::PermissionsExt;
     fs::set_permissions(into, fs::Permissions::from_mode(0o755))
-        .during(|| format!("open up {}", into.display()))?;
+        .during(|| format!("set the mode of {}", into.display()))?;
     let mut hashed = Hashing { inner: decompress(blob)?, hash: Sha256::new() };
     let mut archive = Archive::new(&mut hashed);
     archive.set_preserve_permissions(true);
@@ -56,11 +55,13 @@ fn unpack(blob: File, diff_id: &str, into: &Path) -> Result<()> {
         let mut entry = entry.during(|| "read a layer".into())?;
         unpack_entry(&mut entry, into)?;
     }
-    // What follows the end marker belongs to the hash.
+    // The hash includes the bytes after the end marker.
     io::copy(&mut hashed, &mut io::sink()).during(|| "read a layer".into())?;
     let found = format!("sha256:{}", hex(&hashed.hash.finalize()));
     if found != diff_id {
-        return Err(Error::Invalid(format!("a layer's content is {found}, not {diff_id}")));
+        return Err(Error::Invalid(format!(
+            "the layer's content has digest {found}, not {diff_id}"
+        )));
     }
     Ok(())
 }
@@ -68,7 +69,7 @@ fn unpack(blob: File, diff_id: &str, into: &Path) -> Result<()> {
 fn unpack_entry<R: Read>(entry: &mut Entry<'_, R>, into: &Path) -> Result<()> {
     let path = entry.path().during(|| "read a layer".into())?.into_owned();
     let Some(relative) = inside(&path) else {
-        return Err(Error::Invalid(format!("{} would leave the layer", path.display())));
+        return Err(Error::Invalid(format!("{} leads out of the layer", path.display())));
     };
     let during = || format!("unpack {}", path.display());
     let name = relative.file_name().and_then(|name| name.to_str()).unwrap_or_default();
@@ -93,12 +94,12 @@ fn unpack_entry<R: Read>(entry: &mut Entry<'_, R>, into: &Path) -> Result<()> {
         _ if relative.as_os_str().is_empty() => Ok(()),
         _ => match entry.unpack_in(into).during(during)? {
             true => Ok(()),
-            false => Err(Error::Invalid(format!("{} would leave the layer", path.display()))),
+            false => Err(Error::Invalid(format!("{} leads out of the layer", path.display()))),
         },
     }
 }
 
-/// The path without roots and dots; `None` when it goes up.
+/// The path without roots and dots; `None` when it leads out of the directory.
 fn inside(path: &Path) -> Option<PathBuf> {
     let mut clean = PathBuf::new();
     for part in path.components() {
@@ -111,7 +112,7 @@ fn inside(path: &Path) -> Option<PathBuf> {
     Some(clean)
 }
 
-/// The directory that holds `relative`, made when missing, never reached through a link.
+/// The directory that holds `relative`, created if missing. Symbolic links in the path are refused.
 fn real_parent(relative: &Path, into: &Path) -> Result<PathBuf> {
     let mut at = into.to_owned();
     for part in relative.parent().into_iter().flat_map(Path::components) {
@@ -120,7 +121,7 @@ fn real_parent(relative: &Path, into: &Path) -> Result<PathBuf> {
             Ok(about) if about.is_dir() => {}
             Ok(_) => {
                 return Err(Error::Invalid(format!(
-                    "{} is reached through no directory",
+                    "{} has a parent that is not a directory",
                     relative.display()
                 )));
             }
@@ -141,7 +142,7 @@ fn make_node<R: Read>(entry: &Entry<'_, R>, target: &Path) -> io::Result<()> {
     let (kind, (major, minor)) = match header.entry_type() {
         EntryType::Char => (SFlag::S_IFCHR, numbers()?),
         EntryType::Block => (SFlag::S_IFBLK, numbers()?),
-        // Its numbers may be anything.
+        // A FIFO has no device number; the archive's numbers are ignored.
         _ => (SFlag::S_IFIFO, (0, 0)),
     };
     let mode = header.mode()? & 0o7777;
@@ -155,13 +156,13 @@ fn make_node<R: Read>(entry: &Entry<'_, R>, target: &Path) -> io::Result<()> {
 fn set_opaque(directory: &Path) -> io::Result<()> {
     let path = std::ffi::CString::new(directory.as_os_str().as_bytes())?;
     let name = c"trusted.overlay.opaque";
-    // SAFETY: the pointers are to strings and a byte that live through the call.
+    // SAFETY: the pointers are to strings and a byte that outlive the call.
     let result =
         unsafe { libc::setxattr(path.as_ptr(), name.as_ptr(), b"y".as_ptr().cast(), 1, 0) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// By its first bytes, whatever a media type says.
+/// Detects the compression from the first bytes, not from the media type.
 pub fn decompress(file: File) -> Result<Box<dyn Read + Send>> {
     let mut reader = BufReader::with_capacity(64 << 10, file);
     let start = io::BufRead::fill_buf(&mut reader).during(|| "read an archive".into())?;
@@ -207,7 +208,7 @@ mod tests {
 
     fn file(builder: &mut tar::Builder<&mut Vec<u8>>, path: &str, kind: EntryType, link: &str) {
         let mut header = tar::Header::new_gnu();
-        // Written raw, so that a path may be as bad as it likes.
+        // Written raw, so that the path may be invalid.
         header.as_gnu_mut().expect("gnu").name[..path.len()].copy_from_slice(path.as_bytes());
         header.set_entry_type(kind);
         header.set_mode(0o640);
@@ -259,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn what_leaves_the_layer_is_refused() {
+    fn paths_that_lead_out_of_the_layer_are_refused() {
         if !nix::unistd::geteuid().is_root() {
             println!("skipped: needs root");
             return;

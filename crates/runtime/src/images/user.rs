@@ -1,5 +1,5 @@
-//! Who a container's process is: what the pod or the image says, looked up in the image's own
-//! `/etc/passwd` and `/etc/group`.
+//! A container's user: from the pod or the image, looked up in the image's own `/etc/passwd` and
+//! `/etc/group`.
 //!
 //! Upstream: containerd's `generateUserString` and `WithUser`, `WithAdditionalGIDs`.
 
@@ -23,7 +23,7 @@ pub struct User {
     pub home: String,
 }
 
-/// The files of a root directory that name users, as text.
+/// The text of the user and group files of a root directory.
 #[derive(Clone, Debug, Default)]
 pub struct Databases {
     passwd: String,
@@ -38,7 +38,7 @@ struct Account<'a> {
 }
 
 impl Databases {
-    /// Missing files are empty: an image need not have them.
+    /// A missing file counts as empty: images need not have them.
     pub fn read(root: &Path) -> Self {
         let text = |path: &str| read_inside(root, path).unwrap_or_default();
         Self { passwd: text("etc/passwd"), group: text("etc/group") }
@@ -86,7 +86,7 @@ pub fn resolve(
     };
     let number = |n: &cri::Int64Value| {
         u32::try_from(n.value)
-            .map_err(|_| Error::Invalid(format!("{} is no user or group", n.value)))
+            .map_err(|_| Error::Invalid(format!("{} is not a user or group", n.value)))
     };
     let asked = security.run_as_user.as_ref().map(number).transpose()?;
     let (wanted, group) = match asked {
@@ -133,7 +133,7 @@ pub fn resolve(
     Ok(User { uid, gid, groups, home: home.to_owned() })
 }
 
-/// Reads a file below `root`; links lead no further than `root`.
+/// Reads a file below `root`; symbolic links cannot lead out of `root`.
 fn read_inside(root: &Path, path: &str) -> Option<String> {
     let directory = File::open(root).ok()?;
     let how = OpenHow::new()

@@ -1,4 +1,4 @@
-//! Capabilities: the usual runtimes' defaults, changed by what the pod adds and drops.
+//! Capabilities: the common runtimes' defaults, changed by the pod's `add` and `drop`.
 
 use std::collections::BTreeSet;
 
@@ -74,7 +74,7 @@ pub(super) struct Capabilities {
 
 pub(super) fn of(security: &LinuxContainerSecurityContext) -> Result<Capabilities> {
     let names = |all: &[&str]| all.iter().map(|c| format!("CAP_{c}")).collect::<BTreeSet<_>>();
-    // We cannot give what we do not have (a node in a container has less than all).
+    // Capabilities that this process lacks cannot be granted (a node in a container lacks some).
     let ours = permitted();
     let everything: BTreeSet<String> = names(ALL).intersection(&ours).cloned().collect();
     if security.privileged {
@@ -102,7 +102,7 @@ pub(super) fn of(security: &LinuxContainerSecurityContext) -> Result<Capabilitie
 }
 
 impl Capabilities {
-    /// Only root has them in effect from the start; others get them from files' bits.
+    /// Only root starts with effective capabilities; other users get them from file capabilities.
     pub(super) fn section(&self, root: bool) -> Value {
         let none = BTreeSet::new();
         let effective = if root { &self.bounding } else { &self.ambient };
@@ -127,7 +127,7 @@ fn known(name: &str) -> Result<String> {
     }
 }
 
-/// Our own bounding set.
+/// The bounding set of this process.
 fn permitted() -> BTreeSet<String> {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status
@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pods_add_and_drop() {
+    fn pods_add_and_drop_capabilities() {
         let check = |add: &[&str], drop: &[&str], has: &[&str], has_not: &[&str]| {
             let own = |all: &[&str]| all.iter().map(|s| (*s).to_owned()).collect::<Vec<_>>();
             let capabilities = cri::Capability {

@@ -1,7 +1,7 @@
-//! From a CRI container and its image to the `config.json` that the shim starts.
+//! Builds the `config.json` for the shim from a CRI container and its image.
 //!
-//! Pure but for looking at host paths (mount sources, devices): the user and group were resolved
-//! before. Upstream: containerd's `container_create_linux.go`, the defaults of its CRI plugin.
+//! Pure, except that it inspects host paths (mount sources, devices). User and group are resolved by the
+//! caller. Upstream: containerd's `container_create_linux.go`, the defaults of its CRI plugin.
 
 mod capabilities;
 mod mounts;
@@ -23,9 +23,9 @@ use crate::users::Mappings;
 pub(crate) const DEFAULT_PATH: &str =
     "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// The pod's side of a container.
+/// What a container takes from its pod.
 pub(crate) struct PodFacts {
-    /// Pinned namespaces; `None` is the host's.
+    /// Pinned namespaces; `None` means the host's.
     pub net: Option<PathBuf>,
     pub uts: Option<PathBuf>,
     pub ipc: Option<PathBuf>,
@@ -38,10 +38,10 @@ pub(crate) struct PodFacts {
     pub users: Option<Users>,
 }
 
-/// Users of the pod's own.
+/// The pod's user namespace.
 pub(crate) struct Users {
     pub mappings: Mappings,
-    /// Where their namespace is pinned.
+    /// The path of the pinned user namespace.
     pub namespace: PathBuf,
 }
 
@@ -60,14 +60,14 @@ pub(crate) struct Request<'a> {
     pub pod: &'a PodFacts,
     pub rootfs: &'a Path,
     pub cgroups_v2: bool,
-    /// What it sees of version 1's hierarchies: its own cgroup in each, and the names there.
+    /// With cgroup version 1: the container's own cgroup in each hierarchy, and the hierarchy's names.
     pub cgroup_mounts: Vec<(PathBuf, Vec<String>)>,
     pub apparmor: Option<String>,
-    /// As far down as we may set a process's score.
+    /// The lowest `oom_score_adj` that this process may set.
     pub lowest_oom_score: i64,
 }
 
-/// One cgroup per container, below the pod's.
+/// The container's cgroup, below the pod's.
 pub(crate) fn cgroup_path(parent: &str, id: &str) -> String {
     format!("/{}/{id}", parent.trim_matches('/')).replace("//", "/")
 }
@@ -103,7 +103,7 @@ pub(crate) fn build(request: &Request<'_>) -> Result<Value> {
     Ok(spec)
 }
 
-/// The list of version 1's hierarchies cannot be changed either, where each of them cannot.
+/// With version 1, the directory of the hierarchies is read-only when each hierarchy is.
 fn read_only_paths(request: &Request<'_>, security: &LinuxContainerSecurityContext) -> Vec<String> {
     let mut paths = security.readonly_paths.clone();
     if !security.privileged && mounts::shows_hierarchies(request) {
@@ -112,7 +112,7 @@ fn read_only_paths(request: &Request<'_>, security: &LinuxContainerSecurityConte
     paths
 }
 
-/// Host and container paths of the devices that the configuration names.
+/// Host and container paths of the devices in the configuration.
 pub(crate) fn device_paths(config: &ContainerConfig) -> Vec<(PathBuf, PathBuf)> {
     let privileged = config
         .linux
@@ -147,7 +147,7 @@ fn process(
         "capabilities": capabilities.section(request.user.uid == 0),
     });
     if security.no_new_privs && !security.privileged {
-        // Never `false`: see the shim on when the filter is loaded.
+        // Never `false`: the shim's `container` module explains when the filter is loaded.
         process["noNewPrivileges"] = true.into();
     }
     if let Some(profile) = &request.apparmor {
@@ -160,8 +160,7 @@ fn process(
     Ok(process)
 }
 
-/// The pod's command replaces the image's entrypoint and its arguments; the pod's arguments
-/// replace the image's.
+/// The pod's command replaces the image's entrypoint and arguments. The pod's arguments replace the image's.
 fn command(config: &ContainerConfig, image: &ImageConfig) -> Result<Vec<String>> {
     let (mut all, arguments) = if config.command.is_empty() {
         let arguments = if config.args.is_empty() { &image.cmd } else { &config.args };
@@ -183,7 +182,7 @@ fn working_directory(config: &ContainerConfig, image: &ImageConfig) -> String {
         .map_or_else(|| "/".to_owned(), Clone::clone)
 }
 
-/// The image's, overridden by the pod's, in order; `PATH`, `HOSTNAME` and `HOME` are always there.
+/// The image's variables, overridden by the pod's, in order. `PATH`, `HOSTNAME` and `HOME` are always set.
 fn environment(request: &Request<'_>) -> Vec<String> {
     let mut all: Vec<(String, String)> = Vec::new();
     let mut put = |name: &str, value: &str, replace: bool| match all
@@ -264,7 +263,7 @@ fn resources(config: &ContainerConfig, privileged: bool) -> Result<Value> {
     Ok(all)
 }
 
-/// The devices to make, and the rules on what may be used.
+/// The device nodes to create, and the device cgroup rules.
 fn devices(config: &ContainerConfig, privileged: bool) -> Result<(Vec<Value>, Vec<Value>)> {
     let mut nodes = Vec::new();
     let mut rules = vec![json!({"allow": privileged, "access": "rwm"})];
@@ -282,7 +281,7 @@ fn devices(config: &ContainerConfig, privileged: bool) -> Result<(Vec<Value>, Ve
     if privileged {
         for path in mounts::host_devices() {
             if !seen.contains(path.to_string_lossy().as_ref()) {
-                // A device may go away while we look.
+                // A device may disappear meanwhile.
                 nodes.extend(mounts::device(&path, &path));
             }
         }
@@ -290,7 +289,7 @@ fn devices(config: &ContainerConfig, privileged: bool) -> Result<(Vec<Value>, Ve
     Ok((nodes, rules))
 }
 
-/// What a container's `NamespaceOption` says of process numbers.
+/// The PID namespace mode of a container's `NamespaceOption`.
 pub(crate) fn pid_mode(config: &ContainerConfig) -> (NamespaceMode, String) {
     let options = config
         .linux

@@ -1,4 +1,4 @@
-//! What is mounted into a container, and the devices in its `/dev`.
+//! The mounts of a container, and the devices in its `/dev`.
 
 use std::fs;
 use std::io;
@@ -11,11 +11,11 @@ use serde_json::{Value, json};
 use super::{Request, Users};
 use crate::users::Mappings;
 
-/// Where cgroups are in a container.
+/// The cgroup mount point in a container.
 pub(super) const CGROUPS: &str = "/sys/fs/cgroup";
 
-/// The kernel's file systems, then the sandbox's files, then what the kubelet says, outer before
-/// inner. What the kubelet mounts at a place replaces ours there.
+/// The kernel's file systems, then the sandbox's files, then the kubelet's mounts, outer before
+/// inner. A kubelet mount replaces the default one at the same destination.
 pub(super) fn all(
     request: &Request<'_>,
     security: &LinuxContainerSecurityContext,
@@ -45,7 +45,7 @@ pub(super) fn all(
     });
     let mut theirs = theirs.collect::<Result<Vec<_>>>()?;
     out.append(&mut theirs);
-    // Stable: equal depths keep their order.
+    // The sort is stable: equal depths keep their order.
     out.sort_by_key(|m| {
         m["destination"].as_str().map_or(0, |path| Path::new(path).components().count())
     });
@@ -71,7 +71,7 @@ fn kernel_mounts(request: &Request<'_>, privileged: bool) -> Vec<Value> {
         let options = ["nosuid", "noexec", "nodev", "relatime", access];
         all.push(mount("cgroup", CGROUPS, "cgroup", &options));
     } else if shows_hierarchies(request) {
-        // By us, since libcontainer mounts version 1 writable, whatever is asked for.
+        // Bind mounts of our own, because libcontainer always mounts version 1 writable.
         all.push(mount("tmpfs", CGROUPS, "tmpfs", &["nosuid", "noexec", "nodev", "mode=755"]));
         for (source, names) in &request.cgroup_mounts {
             all.extend(names.iter().map(|name| {
@@ -83,13 +83,13 @@ fn kernel_mounts(request: &Request<'_>, privileged: bool) -> Vec<Value> {
     all
 }
 
-/// Whether there are hierarchies of version 1 to show, in a place that the pod does not want.
+/// Whether to mount version 1 hierarchies: there are some, and the pod mounts nothing else there.
 pub(super) fn shows_hierarchies(request: &Request<'_>) -> bool {
     let wanted = request.config.mounts.iter().any(|mount| clean(&mount.container_path) == CGROUPS);
     !request.cgroup_mounts.is_empty() && !wanted
 }
 
-/// A file of `/proc` that others may show instead of the kernel. Upstream: runc's `checkProcMount`.
+/// A file of `/proc` that a pod may replace. Upstream: runc's `checkProcMount`.
 pub(crate) fn is_shown_file(path: &str) -> bool {
     const FILES: [&str; 11] = [
         "cpuinfo",
@@ -107,7 +107,7 @@ pub(crate) fn is_shown_file(path: &str) -> bool {
     path.strip_prefix("/proc/").is_some_and(|file| FILES.contains(&file))
 }
 
-/// By its name alone; the shim looks at where a mount really went.
+/// Checks the destination by its name only; the shim checks the real location of the mount.
 fn check_destination(destination: &str, source: &str) -> Result<()> {
     let refused = match destination.strip_prefix("/proc") {
         Some("") => !is_proc(Path::new(source)),
@@ -127,7 +127,7 @@ fn is_proc(source: &Path) -> bool {
         .is_ok_and(|stat| stat.filesystem_type() == nix::sys::statfs::PROC_SUPER_MAGIC)
 }
 
-/// The files of the mount are to belong to these users.
+/// Adds the pod's id mapping to a mount.
 fn mapped(mut mount: Value, users: Option<&Users>) -> Value {
     if let Some(users) = users {
         mount["uidMappings"] = users.mappings.uids.section();
@@ -144,7 +144,7 @@ fn kubelet_mount(mount: &cri::Mount) -> Result<Value> {
         )));
     }
     check_destination(&clean(&mount.container_path), &mount.host_path)?;
-    // Upstream: a missing source is made, as a directory.
+    // Upstream: a missing source is created as a directory.
     if !Path::new(&mount.host_path).exists() {
         fs::create_dir_all(&mount.host_path).map_err(|error| {
             Error::Internal(format!("failed to mkdir {:?}: {error}", mount.host_path))
@@ -171,7 +171,7 @@ fn kubelet_mount(mount: &cri::Mount) -> Result<Value> {
     }))
 }
 
-/// `/a//b/` and `/a/x/../b` → `/a/b`.
+/// Normalizes a path: `/a//b/` and `/a/x/../b` → `/a/b`.
 fn clean(path: &str) -> String {
     let mut parts: Vec<&str> = vec![];
     for part in path.split('/').filter(|part| !part.is_empty() && *part != ".") {
@@ -183,13 +183,13 @@ fn clean(path: &str) -> String {
     format!("/{}", parts.join("/"))
 }
 
-/// How mounts travel between the container's tree and ours: as far as any of its mounts needs.
+/// The propagation of the container's root: the widest that one of its mounts needs.
 pub(super) fn root_propagation(config: &ContainerConfig) -> &'static str {
     let wanted = |kind| config.mounts.iter().any(|mount| mount.propagation() == kind);
     if wanted(MountPropagation::Bidirectional) { "shared" } else { "slave" }
 }
 
-/// The device at `host`, to be made at `inside`.
+/// The device at `host`, to be created at `inside`.
 pub(super) fn device(host: &Path, inside: &Path) -> io::Result<Value> {
     let about = fs::metadata(host)?;
     let kind = match about.file_type() {
@@ -208,7 +208,7 @@ pub(super) fn device(host: &Path, inside: &Path) -> io::Result<Value> {
     }))
 }
 
-/// For privileged containers: the host's devices, but for those that are each container's own.
+/// For privileged containers: the host's devices, except those that each container has by itself.
 pub(super) fn host_devices() -> Vec<PathBuf> {
     let own =
         ["pts", "shm", "mqueue", "fd", "console", "ptmx", "stdin", "stdout", "stderr", "core"];
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernels_switches_are_not_covered() {
+    fn mounts_cannot_cover_the_kernels_sysctls() {
         let check = |at: &str, source: &str, fine: bool| {
             let mount = cri::Mount {
                 container_path: at.into(),

@@ -1,10 +1,10 @@
-//! Which system calls a container may make.
+//! The system calls that a container may make.
 //!
-//! `RuntimeDefault` is a default-deny table equal in effect to what the usual runtimes ship: what
-//! programs need is allowed, the rest answers EPERM; some calls come with a capability. A profile
-//! of the user's own (`Localhost`) is a file in the same format.
+//! `RuntimeDefault` is a default-deny table with the effect of the common runtimes' default
+//! profile. Calls that programs need are allowed, all others return EPERM; a capability allows more
+//! calls. A user's own profile (`Localhost`) is a file in the same format.
 //!
-//! Invariant: fails closed. A profile that cannot be read or understood is an error, never "none".
+//! Invariant: it fails closed. An unreadable or invalid profile is an error, never "no filter".
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 const EPERM: u32 = 1;
 const ENOSYS: u32 = 38;
 
-/// Flags of clone that make namespaces; not CLONE_NEWTIME, which shares its bit with the signal.
+/// Flags of clone that create namespaces. CLONE_NEWTIME is missing: it shares its bit with the signal.
 const NEW_NAMESPACES: u64 = 0x7e02_0000;
 const AF_VSOCK: u64 = 40;
 
@@ -64,7 +64,7 @@ waitpid write writev arch_prctl modify_ldt process_vm_readv process_vm_writev
 arm_fadvise64_64 arm_sync_file_range sync_file_range2 breakpoint cacheflush set_tls
 ";
 
-/// Capability → what it opens.
+/// Capability → the system calls that it allows.
 const WITH_CAPABILITY: &[(&str, &str)] = &[
     ("CAP_DAC_READ_SEARCH", "open_by_handle_at"),
     (
@@ -88,8 +88,8 @@ const WITH_CAPABILITY: &[(&str, &str)] = &[
     ("CAP_PERFMON", "perf_event_open"),
 ];
 
-/// The `linux.seccomp` section, or `None` for a container without a filter. No profile at all is
-/// unconfined, as in CRI.
+/// The `linux.seccomp` section, or `None` for a container without a filter. As in CRI, a missing
+/// profile means unconfined.
 pub(crate) fn section(
     profile: Option<&SecurityProfile>,
     privileged: bool,
@@ -126,7 +126,8 @@ fn runtime_default(capabilities: &BTreeSet<String>) -> Value {
     }
     if !capabilities.contains("CAP_SYS_ADMIN") {
         rules.push(allow_if("clone", 0, NEW_NAMESPACES, 0, "SCMP_CMP_MASKED_EQ"));
-        // Its flags are in memory, where a filter cannot look: programs fall back to clone.
+        // The flags of clone3 are in memory, where a filter cannot look. With ENOSYS programs fall
+        // back to clone.
         rules.push(json!({"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": ENOSYS}));
     }
     json!({
@@ -145,7 +146,7 @@ fn architectures() -> &'static [&'static str] {
     }
 }
 
-/// `localhost/<path>` or the path.
+/// Reads the profile `localhost/<path>` or `<path>`.
 fn localhost(reference: &str) -> Result<Value> {
     let path = Path::new(reference.strip_prefix("localhost/").unwrap_or(reference));
     let invalid = |what: String| {
@@ -153,7 +154,7 @@ fn localhost(reference: &str) -> Result<Value> {
     };
     let text = std::fs::read_to_string(path).map_err(|error| invalid(error.to_string()))?;
     let value: Value = serde_json::from_str(&text).map_err(|error| invalid(error.to_string()))?;
-    // Fields that the format does not have would be dropped silently: a filter that is less.
+    // Unknown fields would be dropped silently and weaken the filter, so they are an error.
     serde_json::from_value::<LinuxSeccomp>(value.clone())
         .map_err(|error| invalid(error.to_string()))?;
     Ok(value)
@@ -178,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn the_default_denies_and_capabilities_open() {
+    fn the_default_denies_and_capabilities_allow() {
         let plain = rules(&[]);
         assert_eq!(plain["defaultAction"], "SCMP_ACT_ERRNO");
         let check = |section: &Value, name, allowed| {

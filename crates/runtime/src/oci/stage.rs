@@ -1,9 +1,8 @@
-//! From a configuration with the node's paths to one with those of a [`Stage`], for a pod with users
-//! of its own.
+//! Rewrites a configuration with node paths to one with paths of a [`Stage`], for a pod with a user
+//! namespace.
 //!
-//! In: the `config.json` as for any other container, with `uidMappings` at the mounts whose files
-//! are to belong to the pod's users. Out: the same, with every path of the node's replaced by one of
-//! the stage, and the stage. Pure.
+//! In: the usual `config.json`, with `uidMappings` on the mounts that need id mapping. Out: the
+//! same, with every node path replaced by a stage path, and the stage. Pure.
 
 use std::path::{Path, PathBuf};
 
@@ -12,10 +11,10 @@ use serde_json::Value;
 use crate::idmap::Travel;
 use crate::shim::stage::{DIRECTORY, Item, Stage};
 
-/// What libcontainer makes in every `/dev`.
+/// The devices that libcontainer creates in every `/dev`.
 const DEVICES: [&str; 6] = ["null", "zero", "full", "tty", "urandom", "random"];
 
-/// `devices`: host and container paths of those that the configuration names.
+/// `devices`: host and container paths of the devices in the configuration.
 pub(crate) fn plan(spec: &mut Value, users: &Path, devices: &[(PathBuf, PathBuf)]) -> Stage {
     let mut stage = Stage { users: users.to_owned(), items: vec![] };
     let mut replace = |path: &mut Value, name: String, mapped: bool, travel: Travel| {
@@ -24,7 +23,7 @@ pub(crate) fn plan(spec: &mut Value, users: &Path, devices: &[(PathBuf, PathBuf)
         *path = item.path().display().to_string().into();
         stage.items.push(item);
     };
-    // What is mounted into it is mounted by the container.
+    // No propagation: the container itself makes the mounts below its root.
     replace(&mut spec["root"]["path"], "root".into(), false, Travel::Not);
     for (index, mount) in list(&mut spec["mounts"]).iter_mut().enumerate() {
         let mapped = ["uidMappings", "gidMappings"].map(|field| {
@@ -46,7 +45,7 @@ pub(crate) fn plan(spec: &mut Value, users: &Path, devices: &[(PathBuf, PathBuf)
     let usual = DEVICES.map(|name| Path::new("/dev").join(name));
     let usual = usual.iter().map(|path| (path.clone(), path.clone()));
     for (host, inside) in devices.iter().cloned().chain(usual) {
-        // libcontainer takes no other devices, and says so.
+        // libcontainer rejects devices outside of /dev with its own error.
         let Ok(name) = inside.strip_prefix("/dev") else { continue };
         let name = name.display().to_string();
         if stage.items.iter().any(|item| item.name == name) {

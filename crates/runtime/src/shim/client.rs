@@ -1,5 +1,5 @@
 //! The backend's side of the shim's socket. The first exchange of each call is short and blocks a
-//! blocking thread (descriptors travel with it); what may take long is awaited.
+//! blocking thread, because descriptors travel with it. Long waits are asynchronous.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -15,13 +15,13 @@ use super::namespaces::Order;
 use super::protocol::{self, Answer, Call, ExecProcess, ExitRecord, Request, VERSION};
 use super::{Report, SHIM_NAME, StartedRecord};
 
-/// Starting a process in a busy container on a busy machine may take its time.
+/// Starting a process in a busy container on a busy machine may take long.
 const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 const START_TIMEOUT: Duration = Duration::from_secs(120);
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    /// No shim answers there (any more).
+    /// No shim answers on this socket.
     #[error("no shim: {0}")]
     Gone(io::Error),
     #[error("{0}")]
@@ -39,7 +39,7 @@ pub(crate) struct Client {
 /// Resolves when the container ends.
 pub(crate) struct Wait(tokio::net::UnixStream);
 
-/// A running exec. Dropping it hangs up.
+/// A running exec. Dropping it closes the connection to the shim.
 pub(crate) struct Executed {
     pub terminal: Option<OwnedFd>,
     connection: tokio::net::UnixStream,
@@ -68,7 +68,7 @@ impl Client {
         self.call(Call::ReopenLog, Vec::new()).await.map(|_| ())
     }
 
-    /// Returns when the shim has the request: an end after that is not missed.
+    /// Returns when the shim has the request, so that a later exit is not missed.
     pub(crate) async fn wait(&self) -> Result<Wait, Error> {
         let socket = self.socket.clone();
         let connection = blocking(move || {
@@ -80,7 +80,7 @@ impl Client {
         Ok(Wait(into_async(connection)?))
     }
 
-    /// `streams`: descriptors 0, 1 and 2 of the process, as far as it wants them.
+    /// `streams`: the descriptors 0, 1 and 2 that `process` asks for.
     pub(crate) async fn exec(
         &self,
         process: ExecProcess,
@@ -122,11 +122,11 @@ impl Client {
             let raw: Vec<RawFd> = fds.iter().map(AsRawFd::as_raw_fd).collect();
             let sent = protocol::send(&connection, &Request { version: VERSION, call }, &raw);
             sent.map_err(Error::Gone)?;
-            // The process must be the only one to hold them.
+            // Only the process may hold them from here on.
             drop(fds);
             let (answer, fds) = protocol::receive::<Answer>(&connection).map_err(|error| {
                 match error.kind() {
-                    // It ended while we asked.
+                    // The shim ended during the request.
                     io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => {
                         Error::Gone(error)
                     }
@@ -145,7 +145,7 @@ impl Client {
 }
 
 impl Wait {
-    /// `None` when the shim went away without a word (it was killed).
+    /// `None` when the shim died without an answer.
     pub(crate) async fn exit(mut self) -> Option<ExitRecord> {
         read_answer(&mut self.0).await.ok()?.exit
     }
@@ -158,7 +158,7 @@ impl Executed {
     }
 }
 
-/// Starts a shim and waits for what it says of its container.
+/// Starts a shim and waits for its report on the container.
 pub(crate) async fn spawn_shim(
     executable: &Path,
     config: &Path,
@@ -173,25 +173,30 @@ pub(crate) async fn spawn_shim(
         .stdout(Stdio::piped())
         .stderr(errors)
         .spawn()?;
-    let stdout = child.stdout.take().ok_or_else(|| io::Error::other("the shim has no output"))?;
+    let stdout =
+        child.stdout.take().ok_or_else(|| io::Error::other("the shim has no standard output"))?;
     let mut line = String::new();
     let mut reader = BufReader::new(stdout);
     let read = tokio::time::timeout(START_TIMEOUT, reader.read_line(&mut line)).await;
-    // The child is not waited for here: it outlives us, or tokio reaps it.
+    // The child is not awaited here: it outlives this process, or tokio reaps it.
     match read {
         Err(_) => {
-            // It has done nothing for minutes; its container would be nobody's.
+            // The shim made no progress for minutes; nothing would own its container.
             let _ = child.start_kill();
-            Err(Error::Io(io::Error::new(io::ErrorKind::TimedOut, "the container did not start")))
+            Err(Error::Io(io::Error::new(
+                io::ErrorKind::TimedOut,
+                "the shim did not report the container's start in time",
+            )))
         }
         Ok(Err(error)) => Err(error.into()),
         Ok(Ok(_)) => {
-            let report: Report = serde_json::from_str(&line)
-                .map_err(|_| io::Error::other("the shim died before it said anything"))?;
+            let report: Report = serde_json::from_str(&line).map_err(|_| {
+                io::Error::other("the shim died before it reported the container's start")
+            })?;
             match (report.started, report.error) {
                 (Some(started), None) => Ok(started),
                 (_, error) => {
-                    // It ends now: leave no zombie to a caller that starts many.
+                    // Reaped at once: a caller that starts many must not collect zombies.
                     let _ = child.wait().await;
                     Err(Error::Refused(error.unwrap_or_else(|| "unknown error".into())))
                 }
@@ -200,8 +205,8 @@ pub(crate) async fn spawn_shim(
     }
 }
 
-/// Makes namespaces by a process of their own. `users` is called with its number when its user
-/// namespace awaits its maps, `made` when all is there to be pinned, with the init's number, if any.
+/// Creates namespaces in a separate process. `users` gets its pid when its user namespace awaits the id maps.
+/// `made` gets the pid and the init's pid (0 without an init) when the namespaces can be pinned.
 pub(crate) async fn make_namespaces(
     executable: &Path,
     order: &Order,
@@ -218,7 +223,7 @@ pub(crate) async fn make_namespaces(
         .stderr(Stdio::null())
         .kill_on_drop(true)
         .spawn()?;
-    let ended = || io::Error::other("the process that makes namespaces died");
+    let ended = || io::Error::other("the process that creates the namespaces died");
     let pid = child.id().ok_or_else(ended)?;
     let (Some(mut input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
         return Err(ended());
@@ -240,7 +245,7 @@ pub(crate) async fn make_namespaces(
         Err(ended())
     };
     tokio::time::timeout(START_TIMEOUT, talk).await??;
-    // It ends now: leave no zombie to a caller that starts many.
+    // Reaped at once: a caller that starts many must not collect zombies.
     child.wait().await.map(|_| ())
 }
 
@@ -273,5 +278,5 @@ async fn blocking<T: Send + 'static>(
 ) -> Result<T, Error> {
     tokio::task::spawn_blocking(work)
         .await
-        .unwrap_or_else(|_| Err(Error::Io(io::Error::other("a thread died"))))
+        .unwrap_or_else(|_| Err(Error::Io(io::Error::other("a blocking task panicked"))))
 }

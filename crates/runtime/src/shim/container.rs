@@ -1,7 +1,7 @@
 //! Creation and start of the container, with libcontainer.
 //!
-//! libcontainer changes its caller: it writes the container's `oom_score_adj` to our own process.
-//! It reads `config.json` from the bundle; everything is in there.
+//! libcontainer changes its caller: it sets the shim's own `oom_score_adj` to the container's. It
+//! reads only the `config.json` of the bundle.
 //!
 //! Invariant: a seccomp profile in `config.json` is applied or the start fails. libcontainer loads
 //! it before it drops capabilities when `noNewPrivileges` is absent, and after when it is present;
@@ -31,11 +31,11 @@ use super::{ShimConfig, StartedRecord, inspect, now_nanos, stage, stdio};
 use crate::files;
 
 const OOM_FILE: &str = "/proc/self/oom_score_adj";
-/// How long a program is tried again that somebody still has open for writing.
+/// How long a program is retried that another process has open for writing.
 const BUSY: Duration = Duration::from_secs(1);
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Creates and starts the container. On failure nothing of it is left but files.
+/// Creates and starts the container. On failure only files are left.
 pub(super) fn start(config: ShimConfig) -> io::Result<(Shim, StartedRecord)> {
     let log = config.log_path.clone().map(Log::open).transpose().map_err(|error| {
         io::Error::new(error.kind(), format!("open the container's log: {error}"))
@@ -54,7 +54,7 @@ pub(super) fn start(config: ShimConfig) -> io::Result<(Shim, StartedRecord)> {
         });
     }
 
-    // The container sees its own in every hierarchy, also in those that libcontainer does not use.
+    // The container sees its cgroup in every hierarchy, also in those that libcontainer ignores.
     config.hierarchies.prepare(&config.cgroup)?;
     let own_oom_score = fs::read_to_string(OOM_FILE);
     let mut builder = ContainerBuilder::new("c".to_owned(), SyscallType::default())
@@ -75,7 +75,8 @@ pub(super) fn start(config: ShimConfig) -> io::Result<(Shim, StartedRecord)> {
     let built = build();
     let left = stage.map(stage::Entered::leave).transpose();
     if let Ok(score) = own_oom_score {
-        // Lowering it may be refused; then the shim is as killable as its container.
+        // Lowering the score may be refused; then the OOM killer may choose the shim as soon as its
+        // container.
         let _ = fs::write(OOM_FILE, score.trim());
     }
     let mut container = built.map_err(|error| cleared(&config, error))?;
@@ -91,7 +92,7 @@ pub(super) fn start(config: ShimConfig) -> io::Result<(Shim, StartedRecord)> {
     settled.map_err(|error| cleared(&config, start_error(error)))?;
     let started_at = now_nanos();
     container.start().map_err(start_error)?;
-    // From here on writing to who left is an error, not a signal.
+    // From here on, writing to a closed connection is an error, not a signal.
     // SAFETY: no handler is installed.
     unsafe { signal(Signal::SIGPIPE, SigHandler::SigIgn)? };
     let shim_pid = i32::try_from(std::process::id()).unwrap_or(0);
@@ -101,15 +102,15 @@ pub(super) fn start(config: ShimConfig) -> io::Result<(Shim, StartedRecord)> {
     Ok((shim, started))
 }
 
-/// The container does not start: what is made of it ends.
+/// Kills the container's processes after a failed start. Returns `error`.
 fn cleared(config: &ShimConfig, error: io::Error) -> io::Error {
     config.hierarchies.kill(&config.cgroup);
-    // What is left on its way out goes when the container is removed.
+    // A cgroup whose processes are still ending is removed with the container.
     let _ = config.hierarchies.remove(&config.cgroup);
     error
 }
 
-/// The node's id of the user that the container runs as.
+/// The container user's uid on the node.
 pub(super) fn outside(spec: &Spec) -> Option<u32> {
     let uid = spec.process().as_ref()?.user().uid();
     let Some(ranges) = spec.linux().as_ref()?.uid_mappings() else { return Some(uid) };
@@ -119,13 +120,13 @@ pub(super) fn outside(spec: &Spec) -> Option<u32> {
     })
 }
 
-/// Whether it has users of its own.
+/// Whether the container has a user namespace.
 pub(super) fn has_own_users(spec: &Spec) -> bool {
     let namespaces = spec.linux().as_ref().and_then(|linux| linux.namespaces().as_ref());
     namespaces.into_iter().flatten().any(|one| one.typ() == LinuxNamespaceType::User)
 }
 
-/// The whole chain: libcontainer's outer errors say little.
+/// The error with its causes: libcontainer's outer errors say little.
 fn start_error(error: impl std::error::Error) -> io::Error {
     let mut text = String::new();
     let mut next: Option<&dyn std::error::Error> = Some(&error);
@@ -140,13 +141,13 @@ fn start_error(error: impl std::error::Error) -> io::Error {
         next = error.source();
     }
     match text.find("exec: \"") {
-        // What users know, without our plumbing before it.
+        // Users know this part of the text; the part before it is internal.
         Some(at) => io::Error::other(format!("unable to start container process: {}", &text[at..])),
         None => io::Error::other(format!("unable to start container process: {text}")),
     }
 }
 
-/// The container's command. Resolved by us, so that the messages are the usual ones.
+/// The container's command. The shim resolves it, for the usual error messages.
 #[derive(Clone)]
 struct Payload;
 
@@ -170,12 +171,12 @@ impl Executor for Payload {
         &self,
         _: std::collections::HashMap<String, String>,
     ) -> Result<(), ExecutorSetEnvsError> {
-        // `execute` passes the environment in the order in which it was written.
+        // `execute` sets the environment in its original order.
         Ok(())
     }
 }
 
-/// Becomes the command; returns why it could not.
+/// Executes the command; returns the error text on failure.
 pub(super) fn execute(process: &Process, args: &[String]) -> String {
     let path = match find(process, args) {
         Ok(path) => path,
@@ -197,12 +198,12 @@ pub(super) fn execute(process: &Process, args: &[String]) -> String {
             };
             format!("exec {path}: {error}")
         }
-        _ => "a zero byte in the command or its environment".into(),
+        _ => "the command or its environment contains a zero byte".into(),
     }
 }
 
-/// Tries again while the program is busy. Whoever unpacked it has closed it; but a child that was
-/// being started meanwhile holds a copy of the descriptor until it becomes another program.
+/// Retries while the program is open for writing. The unpacker has closed it, but a child that
+/// another thread forked meanwhile holds a copy of the descriptor until its exec.
 fn while_busy(patience: Duration, mut attempt: impl FnMut() -> Errno) -> Errno {
     const PAUSE_MILLIS: u16 = 10;
     let mut left = patience.as_millis();
@@ -212,12 +213,12 @@ fn while_busy(patience: Duration, mut attempt: impl FnMut() -> Errno) -> Errno {
             return errno;
         }
         left = left.saturating_sub(PAUSE_MILLIS.into());
-        // The container's seccomp profile may forbid to wait: then the tries are quick, and as many.
+        // The container's seccomp profile may forbid waiting: then the retries follow each other at once.
         let _ = poll(&mut [], PollTimeout::from(PAUSE_MILLIS));
     }
 }
 
-/// Where the command is, by the container's own `PATH`; runs inside the container.
+/// Finds the command in the container's own `PATH`; runs inside the container.
 fn find(process: &Process, args: &[String]) -> Result<String, String> {
     let name = args.first().filter(|name| !name.is_empty()).ok_or("no command")?;
     if name.contains('/') {
@@ -257,7 +258,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_who_is_busy_is_tried_again() {
+    fn only_a_busy_program_is_retried() {
         let check = |busy: u32, end: Errno, expected: (Errno, u32)| {
             let mut tries = 0;
             let errno = while_busy(Duration::from_millis(30), || {
@@ -271,9 +272,9 @@ mod tests {
         check(100, Errno::ENOENT, (Errno::ETXTBSY, 4));
     }
 
-    /// As after an image was unpacked while another process was being started.
+    /// Simulates an image that was unpacked while another process was started.
     #[test]
-    fn a_program_that_is_still_open_for_writing_is_waited_for() {
+    fn execution_waits_for_a_program_that_is_open_for_writing() {
         let directory = tempfile::tempdir().expect("a directory");
         let program = directory.path().join("program");
         fs::copy("/bin/sh", &program).expect("copied");
@@ -292,7 +293,7 @@ mod tests {
                     libc::execve(file.as_ptr(), arguments.as_ptr(), none.as_ptr());
                     let errno = Errno::last();
                     if errno == Errno::ETXTBSY {
-                        // Whoever listens may have heard enough.
+                        // The reader may have closed the pipe.
                         let _ = tell.write(b"!");
                     }
                     errno
@@ -306,7 +307,7 @@ mod tests {
                 drop(held);
             });
             let status = command.status();
-            // Its end of the pipe: who was not refused is not waited for.
+            // Closes its end of the pipe, so that the reader also ends when the program was never busy.
             drop(command);
             status
         });

@@ -1,8 +1,8 @@
-//! The shim's life after the start: one poll loop until the container has ended.
+//! The shim after the start: one poll loop until the container has ended.
 //!
 //! ```text
-//!  running ──init ends──► draining: kill what is left in the cgroup, read the outputs to their end
-//!                              (at most DRAIN) ──► exit.json, tell who waits, end
+//!  running ──init ends──► draining: kill the rest of the cgroup, read the outputs to their end
+//!                              (at most DRAIN) ──► exit.json, answer the waiters, end
 //! ```
 
 use std::collections::VecDeque;
@@ -24,14 +24,14 @@ use super::stdio::{Stdio, set_nonblocking};
 use super::{ShimConfig, StartedRecord, exec, now_nanos};
 use crate::files;
 
-/// How long outputs are read after the end; someone outside of the cgroup may hold them open.
+/// How long outputs are read after the exit; a process outside of the cgroup may hold them open.
 const DRAIN: Duration = Duration::from_secs(2);
-/// An attached reader that is this far behind is let go: it must not stop the container.
+/// How far an attached reader may lag before it is disconnected: it must not block the container.
 const ATTACH_LIMIT: usize = 1 << 20;
 const ATTACHED_READERS: usize = 16;
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 const CHUNK: usize = 16 << 10;
-/// How long a container has to end by itself when the machine is shut down.
+/// How long a container may take to end when the machine shuts down.
 const TERM_GRACE: Duration = Duration::from_secs(3);
 
 pub(super) struct Shim {
@@ -46,10 +46,10 @@ pub(super) struct Shim {
     readers: Vec<Reader>,
     execs: Vec<Exec>,
     waiters: Vec<UnixStream>,
-    /// The init's end: code and time.
+    /// The init's exit code and time.
     ended: Option<(i32, i64)>,
     drain_until: i64,
-    /// The machine is being shut down: when everything is killed.
+    /// During a shutdown of the machine: the time of SIGKILL.
     kill_at: Option<i64>,
 }
 
@@ -73,7 +73,7 @@ struct Exec {
     kill_on_hangup: bool,
 }
 
-/// What a polled descriptor is.
+/// The role of a polled descriptor.
 #[derive(Clone, Copy)]
 enum Polled {
     Signals,
@@ -126,7 +126,7 @@ impl Shim {
     }
 
     pub(super) fn run(mut self) -> io::Result<()> {
-        // What ended before the signal was blocked.
+        // Reaps children that ended before the signal was blocked.
         self.reap();
         while !self.is_finished() {
             for (polled, flags) in self.wait_for_events()? {
@@ -170,7 +170,7 @@ impl Shim {
         }
         let timeout = self.due().map_or(PollTimeout::NONE, |due| {
             let left = Duration::from_nanos((due - now_nanos()).max(0) as u64);
-            // Rounded up: a poll that ends early would be made again at once.
+            // Rounded up: poll would return too early and be called again at once.
             let left = left.min(TERM_GRACE) + Duration::from_millis(1);
             PollTimeout::try_from(left).unwrap_or(PollTimeout::ZERO)
         });
@@ -205,7 +205,8 @@ impl Shim {
                 }
             }
             Polled::Exec(at) => self.exec_hung_up(at),
-            // A waiter says nothing more: it went away. Marked by taking its turn to end.
+            // A waiter sends no more data, so it disconnected. Shutting the connection down marks
+            // it for removal.
             Polled::Waiter(at) => {
                 let _ = self.waiters[at].shutdown(std::net::Shutdown::Both);
             }
@@ -237,7 +238,7 @@ impl Shim {
             let now = now_nanos();
             self.ended = Some((code, now));
             self.drain_until = now + DRAIN.as_nanos() as i64;
-            // Without a process namespace of its own, others may be left.
+            // Without a PID namespace of its own, other processes may be left.
             self.kill_everything();
             return;
         }
@@ -248,13 +249,13 @@ impl Shim {
         }
     }
 
-    /// When something is to be done that no descriptor tells.
+    /// The next deadline that no descriptor signals.
     fn due(&self) -> Option<i64> {
         if self.ended.is_some() { Some(self.drain_until) } else { self.kill_at }
     }
 
-    /// Only the machine's shutdown sends SIGTERM to a shim: a server that stops leaves it alone. Many
-    /// programs ignore the signal as process 1, and would hold up the shutdown.
+    /// Only the machine's shutdown sends SIGTERM to a shim: a stopping server does not. Many
+    /// programs ignore the signal as process 1, and would delay the shutdown.
     fn end_soon(&mut self) {
         if self.ended.is_none() && self.kill_at.is_none() {
             self.kill_at = Some(now_nanos() + TERM_GRACE.as_nanos() as i64);
@@ -293,7 +294,7 @@ impl Shim {
                     error.kind(),
                     io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
                 ) => {}
-            // A terminal that nobody holds any more answers EIO.
+            // A terminal without open slaves returns EIO.
             Err(_) => {
                 source.lines.end(self.log.as_mut());
                 source.open = false;
@@ -304,12 +305,12 @@ impl Shim {
     fn exec_hung_up(&mut self, at: usize) {
         let exec = &mut self.execs[at];
         let mut byte = [0];
-        // Nothing is sent there after the request: this is the end, or an error.
+        // The client sends no data after the request: this is its end, or an error.
         if matches!((&exec.connection).read(&mut byte), Ok(1)) {
             return;
         }
         if exec.kill_on_hangup && exec.pid > 0 {
-            // It leads a session and a group; the group may be gone already.
+            // The exec leads a session and a group; the group may be gone already.
             let _ = kill(Pid::from_raw(-exec.pid), Signal::SIGKILL);
             let _ = kill(Pid::from_raw(exec.pid), Signal::SIGKILL);
         }
@@ -366,7 +367,7 @@ impl Shim {
         if everything {
             self.kill_everything();
         }
-        // SAFETY: a plain system call; any number may be asked for, real-time signals too.
+        // SAFETY: a plain system call; the kernel checks the signal, which may be a real-time one.
         let sent = unsafe { libc::kill(self.started.pid, signal) };
         let error = io::Error::last_os_error();
         if sent < 0 && error.raw_os_error() != Some(libc::ESRCH) { Err(error) } else { Ok(()) }
@@ -426,7 +427,7 @@ impl Shim {
             answer.descriptors.push("terminal".into());
             handed.push(terminal.try_clone()?);
         } else if stdin {
-            // With stdinOnce the only end goes away: closing it there ends the input.
+            // With stdinOnce the only writing end is handed over: closing it there ends the input.
             let end = match self.config.stdin_once {
                 true => self.stdin.take(),
                 false => self.stdin.as_ref().map(OwnedFd::try_clone).transpose()?,
@@ -462,7 +463,7 @@ impl Shim {
         for waiter in &self.waiters {
             let _ = protocol::send(waiter, &answer, &[]);
         }
-        // The backend removes what is left here when it removes the container.
+        // The backend removes remaining files when it removes the container.
         let _ = hierarchies.remove(&self.config.cgroup);
         let _ = std::fs::remove_file(self.config.socket());
         Ok(())
@@ -497,13 +498,13 @@ impl Reader {
     }
 }
 
-/// False when the other side is gone, or when we shut the connection down.
+/// False after the other side, or this one, closed the connection.
 fn connected(waiter: &UnixStream) -> bool {
     let mut fds = [PollFd::new(waiter.as_fd(), PollFlags::POLLIN)];
     !matches!(poll(&mut fds, PollTimeout::ZERO), Ok(n) if n > 0)
 }
 
-/// Whether our child has ended, without taking notice of it.
+/// Whether our child has ended. Does not reap it.
 fn has_ended(pid: i32) -> bool {
     use nix::sys::wait::{Id, waitid};
     let look = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;

@@ -1,4 +1,4 @@
-//! Another process in the running container.
+//! Starts another process in the running container.
 //!
 //! ```text
 //!  shim ─fork─► joins cgroups and namespaces ─clone(CLONE_PARENT)─► process: terminal, user,
@@ -6,11 +6,10 @@
 //!    └ waits for both; the process is the shim's own child
 //! ```
 //!
-//! Done here and not with libcontainer's tenant builder, because that builds a new `linux` section
-//! without the seccomp profile: a process started by exec would be free of the filter.
+//! This does not use libcontainer's tenant builder: that builds a new `linux` section without the
+//! seccomp profile, so the process would run without the filter.
 //!
-//! The streams are the caller's descriptors, given to the process directly: the shim is not in the
-//! way of the bytes.
+//! The process gets the caller's descriptors directly: its bytes do not pass through the shim.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -36,7 +35,7 @@ pub(super) struct Spawned {
     pub terminal: Option<OwnedFd>,
 }
 
-/// Starts the process. `streams` are its descriptors 0, 1 and 2, as far as `process` wants them.
+/// Starts the process. `streams` are the descriptors 0, 1 and 2 that `process` asks for.
 pub(super) fn spawn(
     config: &ShimConfig,
     init: i32,
@@ -54,14 +53,14 @@ pub(super) fn spawn(
             if let Err(error) = join(config, init, process, streams, theirs, &mut writer) {
                 let _ = write!(writer, "error {error}");
             }
-            // SAFETY: ends at once; nothing of the parent's is run.
+            // SAFETY: ends at once, without running the parent's destructors.
             unsafe { libc::_exit(0) }
         }
         ForkResult::Parent { child } => {
             drop((writer, streams));
             let ours = console.map(|(ours, _)| ours);
             let mut text = String::new();
-            // Ends when the process has become the command, or died.
+            // The pipe ends when the process has executed the command, or died.
             let read = File::from(reader).read_to_string(&mut text);
             let _ = nix::sys::wait::waitpid(child, None);
             read?;
@@ -100,14 +99,14 @@ fn join(
     let pidfd = pidfd_open(init)?;
     config.hierarchies.join(&config.cgroup, 0, false)?;
     if let Some(score) = spec.process().as_ref().and_then(|p| p.oom_score_adj()) {
-        // May be refused, as for the container itself.
+        // The kernel may refuse it, as for the container itself.
         let _ = std::fs::write("/proc/self/oom_score_adj", score.to_string());
     }
     if let Some(user) = outside(&spec) {
         streams.iter().for_each(|stream| give(stream, user));
     }
     if let Some(profile) = spec.process().as_ref().and_then(|p| p.apparmor_profile().as_ref()) {
-        // By the node's own /proc; it holds for the command.
+        // Written through the node's /proc; it applies to the next exec.
         crate::apparmor::apply_at_exec(profile)?;
     }
     let mut joined = CloneFlags::CLONE_NEWNS
@@ -123,10 +122,10 @@ fn join(
     setns(&pidfd, joined)?;
     drop(pidfd);
     if has_own_users {
-        // Of theirs: the node's root is nobody here.
+        // Becomes root of the user namespace, where the node's root has no id.
         become_root()?;
     }
-    // A sibling, so that the shim is its parent. It is born in the process namespace.
+    // A sibling process: the shim is its parent. It starts inside the PID namespace.
     // SAFETY: as a fork; one thread.
     let pid =
         unsafe { libc::syscall(libc::SYS_clone, libc::CLONE_PARENT | libc::SIGCHLD, 0, 0, 0, 0) };
@@ -186,14 +185,14 @@ fn set_up(
         )
     })?;
     drop_privileges(spec, &template, &user)?;
-    // A directory outside of the container has no path here.
+    // A directory outside of the container has no absolute path here.
     if !std::env::current_dir()?.is_absolute() {
         return Err(io::Error::other("the working directory is not in the container"));
     }
     Ok(template)
 }
 
-/// In libcontainer's order: the filter before the capabilities go, unless new privileges are off.
+/// In libcontainer's order: the filter comes before dropping capabilities, unless noNewPrivileges is set.
 fn drop_privileges(
     spec: &Spec,
     template: &libcontainer::oci_spec::runtime::Process,
@@ -208,7 +207,7 @@ fn drop_privileges(
         user.additional_gids().iter().flatten().map(|gid| Gid::from_raw(*gid)).collect();
     nix::unistd::setgroups(&groups)?;
     set_ids(user.uid(), user.gid())?;
-    // Leaving root took them out of effect; the filter needs one.
+    // Leaving root cleared the effective capabilities; loading the filter needs one.
     libcontainer::capabilities::reset_effective(syscall.as_ref()).map_err(io::Error::other)?;
     let filter = spec.linux().as_ref().and_then(|linux| linux.seccomp().as_ref());
     let load = || match filter {
@@ -230,7 +229,7 @@ fn drop_privileges(
     Ok(())
 }
 
-/// Keeps the permitted capabilities for the moment.
+/// Changes the user but keeps the permitted capabilities for now.
 fn set_ids(uid: u32, gid: u32) -> io::Result<()> {
     nix::sys::prctl::set_keepcaps(true)?;
     let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
@@ -256,7 +255,7 @@ fn place_streams(process: &ExecProcess, streams: Vec<OwnedFd>) -> io::Result<()>
     Ok(())
 }
 
-/// A terminal of the container's own; its master goes to the shim.
+/// Opens a terminal of the container and sends its master to the shim.
 fn open_terminal(console: UnixStream, uid: u32) -> io::Result<()> {
     let master = OpenOptions::new()
         .read(true)
@@ -264,12 +263,12 @@ fn open_terminal(console: UnixStream, uid: u32) -> io::Result<()> {
         .custom_flags(libc::O_NOCTTY | libc::O_CLOEXEC)
         .open("/dev/ptmx")?;
     let about = master.metadata()?;
-    // The container may have put something else there.
+    // The container may have replaced the file.
     if !about.file_type().is_char_device() || about.rdev() != libc::makedev(5, 2) {
         return Err(io::Error::other("/dev/ptmx is not a terminal multiplexer"));
     }
     let unlock: libc::c_int = 0;
-    // SAFETY: the arguments are what these requests take.
+    // SAFETY: the arguments have the types of these requests.
     let slave = unsafe {
         if libc::ioctl(master.as_raw_fd(), libc::TIOCSPTLCK, &unlock) < 0 {
             return Err(io::Error::last_os_error());
@@ -282,7 +281,7 @@ fn open_terminal(console: UnixStream, uid: u32) -> io::Result<()> {
     }
     // SAFETY: the kernel just made it.
     let slave = unsafe { OwnedFd::from_raw_fd(slave) };
-    // Best effort: a user without the file may still use the open terminal.
+    // Best effort: a user who does not own the file can still use the open terminal.
     let _ = nix::unistd::fchown(&slave, Some(Uid::from_raw(uid)), None);
     let fds = [master.as_raw_fd()];
     let slices = [io::IoSlice::new(b"t")];

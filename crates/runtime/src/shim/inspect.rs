@@ -1,13 +1,13 @@
-//! What is looked at and set right in a container that is made and not yet started: its mounts.
+//! Checks and corrects the mounts of a container that is created and not yet started.
 //!
-//! libcontainer resolves links in destinations, and so does the kernel: only the finished table of
-//! mounts tells where a mount really is. And it leaves out how mounts travel, so that a private mount
-//! sees what others mount.
+//! libcontainer and the kernel resolve links in destinations, so only the finished mount table
+//! shows where a mount really is. libcontainer also ignores the propagation of single mounts, so
+//! that a private mount would see mounts of others.
 //!
-//! In: the configuration, the number of the container's init, which waits for its start. Out: the
-//! mounts travel as they should, or an error.
-//! Invariant: no mount covers a part of the container's `/proc`, but for the few files that programs
-//! like lxcfs show: what is written there by name, by us and by others, goes to the kernel.
+//! In: the configuration, and the pid of the container's init, which waits for its start. Out:
+//! mounts with the right propagation, or an error.
+//! Invariant: no mount covers a part of the container's `/proc`, except the few files that programs
+//! like lxcfs replace. Writes to the other files, by this program or by others, reach the kernel.
 //! Upstream: runc's `checkProcMount` and `mountPropagate`.
 
 use std::fs::{self, File};
@@ -20,7 +20,7 @@ use nix::sched::{CloneFlags, setns};
 
 use crate::oci::is_shown_file;
 
-/// What libcontainer follows as a path of the node's own, before the container's root is the root.
+/// Checks the paths that libcontainer follows in the node's file system, before it changes the root.
 pub(super) fn check_root(spec: &Spec) -> io::Result<()> {
     let Some(root) = spec.root().as_ref() else { return Ok(()) };
     match fs::symlink_metadata(root.path().join("dev")) {
@@ -32,7 +32,7 @@ pub(super) fn check_root(spec: &Spec) -> io::Result<()> {
     }
 }
 
-/// `travels`: how mounts travel is not settled yet.
+/// `travels`: the propagation of the mounts is not set yet.
 pub(super) fn settle(spec: &Spec, init: i32, travels: bool) -> io::Result<()> {
     let table = fs::read_to_string(format!("/proc/{init}/mountinfo"))?;
     check_proc(spec, &table)?;
@@ -45,7 +45,7 @@ pub(super) fn settle(spec: &Spec, init: i32, travels: bool) -> io::Result<()> {
     for (target, flags) in changes {
         let none = None::<&str>;
         if let Err(errno) = mount(none, target, none, flags, none) {
-            // Such as where a link led the mount elsewhere.
+            // For example, a link led the mount to another place.
             eprintln!("{}: {}: {errno}", super::SHIM_NAME, target.display());
         }
     }
@@ -58,7 +58,7 @@ fn check_proc(spec: &Spec, table: &str) -> io::Result<()> {
     let masked = linux.and_then(|linux| linux.masked_paths().clone()).unwrap_or_default();
     let read_only = linux.and_then(|linux| linux.readonly_paths().clone()).unwrap_or_default();
     let mounts: Vec<(&str, &str, &str)> = table.lines().filter_map(of_line).collect();
-    // Of the file systems that are at /proc itself.
+    // The devices of the file systems mounted at /proc itself.
     let devices: Vec<&str> =
         mounts.iter().filter(|(_, point, _)| *point == "/proc").map(|(id, ..)| *id).collect();
     for (device, point, kind) in &mounts {
@@ -80,7 +80,7 @@ fn check_proc(spec: &Spec, table: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// Device, mount point, kind.
+/// Device, mount point, file system type.
 fn of_line(line: &str) -> Option<(&str, &str, &str)> {
     let (left, right) = line.split_once(" - ")?;
     let mut left = left.split(' ').skip(2);
@@ -88,7 +88,7 @@ fn of_line(line: &str) -> Option<(&str, &str, &str)> {
     Some((device, point, right.split(' ').next()?))
 }
 
-/// Which mounts are to travel otherwise than the container's root.
+/// The mounts whose propagation differs from the root's.
 fn changes(spec: &Spec) -> Vec<(&Path, MsFlags)> {
     let shared = spec.linux().as_ref().and_then(|linux| linux.rootfs_propagation().as_deref())
         == Some("shared");
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_covers_proc() {
+    fn mounts_cannot_cover_proc() {
         let usual = "\
             10 1 0:50 / / rw - overlay overlay rw\n\
             11 10 0:51 / /proc rw,nosuid - proc proc rw\n\
@@ -138,13 +138,13 @@ mod tests {
         check("20 11 8:1 /d /proc/sys/kernel rw - ext4 /dev/sda rw\n", false);
         check("20 11 8:1 /d /proc/sys rw - ext4 /dev/sda rw\n", false);
         check("20 11 8:1 /d /proc/self/attr rw - ext4 /dev/sda rw\n", false);
-        // The node's own, through a volume.
+        // The node's own procfs, mounted through a volume.
         check("20 11 0:20 /sys /proc/sys rw - proc proc rw\n", false);
         check("20 11 8:1 /d /proc rw - ext4 /dev/sda rw\n", false);
     }
 
     #[test]
-    fn mounts_travel_as_they_say_and_not_as_the_root() {
+    fn mounts_have_their_own_propagation() {
         let mounts = serde_json::json!([
             {"destination": "/a", "type": "bind", "source": "/x", "options": ["rbind", "rprivate"]},
             {"destination": "/b", "type": "bind", "source": "/x", "options": ["rbind", "rslave"]},
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_is_no_place_for_devices() {
+    fn dev_must_not_be_a_link() {
         let root = tempfile::tempdir().expect("a directory");
         let text = serde_json::json!({"ociVersion": "1.2.0", "root": {"path": root.path()}});
         let spec: Spec = serde_json::from_value(text).expect("a spec");

@@ -1,9 +1,9 @@
 //! The container's log in CRI's format: `<RFC3339 with nanoseconds> <stream> <F|P> <content>`.
 //!
-//! A line longer than [`LINE_LIMIT`] is cut into partial entries; what has no newline when the
-//! stream ends is a partial entry, too. Upstream: containerd's `redirectLogs`.
+//! A line longer than [`LINE_LIMIT`] becomes several partial entries. Text without a final newline
+//! also becomes a partial entry. Upstream: containerd's `redirectLogs`.
 //!
-//! Invariant: an entry is one `write`, so that a reader never sees half of one from another stream.
+//! Invariant: an entry is one `write`, so that entries of two streams never mix.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -28,7 +28,7 @@ impl Log {
         Ok(Self { path, file })
     }
 
-    /// The old file was renamed; later entries go to a new one.
+    /// Opens a new file at the path after the old one was renamed.
     pub(super) fn reopen(&mut self) -> io::Result<()> {
         self.file = Self::open_file(&self.path)?;
         Ok(())
@@ -46,7 +46,7 @@ impl Log {
         let _ = write!(line, "{now:.9} {stream} {tag} ");
         line.extend_from_slice(content);
         line.push(b'\n');
-        // A full disk must not stop the container; the entry is lost.
+        // A full disk must not block the container, so the entry is lost.
         let _ = self.file.write_all(&line);
     }
 }
@@ -66,12 +66,12 @@ impl Lines {
         }
         self.take(bytes, log);
         if self.pending.is_empty() {
-            // A burst must not keep its memory.
+            // Frees the memory of a long line.
             self.pending = Vec::new();
         }
     }
 
-    /// Adds to the line; cuts as long as it is too long.
+    /// Appends to the pending line, and writes partial entries while it is too long.
     fn take(&mut self, mut bytes: &[u8], log: &mut Log) {
         while self.pending.len() + bytes.len() > LINE_LIMIT {
             let (now, later) = bytes.split_at(LINE_LIMIT - self.pending.len());

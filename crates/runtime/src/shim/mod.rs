@@ -1,4 +1,4 @@
-//! The shim: our own binary, executed again, one process per container.
+//! The shim: this binary, executed again, with one process per container.
 //!
 //! ```text
 //!  backend ──spawn──► shim: setsid, subreaper ──libcontainer──► init of the container
@@ -7,11 +7,11 @@
 //!     └── shim.sock: status, kill, exec, attach, reopen-log, wait
 //! ```
 //!
-//! The shim outlives the backend: when that is killed, the container goes on, its log goes on, its
-//! exit code is kept. Whoever comes next connects to the socket.
+//! The shim outlives the backend: if the backend is killed, the container and its log continue, and
+//! the exit code is kept. The next backend connects to the socket.
 //!
-//! Invariants: one thread (libcontainer needs that; so does fork); no async runtime; nothing on
-//! the heap that grows with time. It sits in a cgroup of its own, not in the container's.
+//! Invariants: one thread (libcontainer and fork need that); no async runtime; no heap use that
+//! grows with time. It runs in its own cgroup, not in the container's.
 
 mod client;
 mod container;
@@ -47,7 +47,7 @@ use crate::files;
 /// The process name (`argv[0]`) that makes the binary a shim.
 pub(crate) const SHIM_NAME: &str = "decapod-shim";
 
-/// What the backend wants of one shim; a file, because it outlives both.
+/// The configuration of one shim. It is a file, because it must outlive backend and shim.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct ShimConfig {
     pub version: u32,
@@ -63,12 +63,12 @@ pub(crate) struct ShimConfig {
     pub stdin_once: bool,
     /// The container's cgroup.
     pub cgroup: String,
-    /// The shim's own; shared by all shims.
+    /// The cgroup that all shims share.
     pub shim_cgroup: String,
-    /// Where cgroups are. The shim does not look for itself: the table of mounts grows with every pod.
+    /// The cgroup hierarchies. The shim does not discover them itself: the mount table grows with every pod.
     #[serde(default)]
     pub hierarchies: Hierarchies,
-    /// For a container with users of its own.
+    /// Set for a container with a user namespace.
     #[serde(default)]
     pub stage: Option<stage::Stage>,
 }
@@ -87,7 +87,7 @@ impl ShimConfig {
     }
 }
 
-/// Written when the container runs, so that its figures are known without asking the shim.
+/// Written when the container runs, for readers that do not ask the shim.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct StartedRecord {
     pub pid: i32,
@@ -96,19 +96,19 @@ pub(crate) struct StartedRecord {
     pub started_at: i64,
 }
 
-/// The first line that the shim says.
+/// The first line of the shim's output.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Report {
     pub error: Option<String>,
     pub started: Option<StartedRecord>,
 }
 
-/// Whether this process was started to be a shim. To be asked first in `main`, before any thread.
+/// Whether this process was started as a shim. `main` must ask this first, before it starts a thread.
 pub fn is_shim_invocation() -> bool {
     std::env::args_os().next().is_some_and(|name| name == SHIM_NAME)
 }
 
-/// Runs as a shim, as the arguments say, and ends the process.
+/// Runs the shim command of the arguments, and ends the process.
 pub fn shim_main() -> ! {
     let args: Vec<OsString> = std::env::args_os().skip(1).collect();
     let code = match (args.first().and_then(|a| a.to_str()), args.get(1)) {
@@ -136,7 +136,7 @@ fn run_container(config: &Path) -> i32 {
             }
         }
         Err(error) => {
-            // On disk, too: the backend may be gone before it hears of it.
+            // Also written to disk: the backend may be gone before it reads the report.
             if let Ok(Some(config)) = files::read_json::<ShimConfig>(config)
                 && !config.exit_file.exists()
             {
@@ -151,7 +151,7 @@ fn run_container(config: &Path) -> i32 {
     }
 }
 
-/// The living shim with this run directory.
+/// The pid of the living shim with this run directory.
 pub(crate) fn find(run: &Path) -> Option<i32> {
     let expected = [SHIM_NAME, "container", &run.join("shim.json").display().to_string()]
         .map(|argument| format!("{argument}\0"))
@@ -164,34 +164,34 @@ pub(crate) fn find(run: &Path) -> Option<i32> {
 }
 
 fn prepare(config: &Path) -> io::Result<ShimConfig> {
-    let mut config: ShimConfig =
-        files::read_json(config)?.ok_or_else(|| io::Error::other("the shim's config is gone"))?;
+    let mut config: ShimConfig = files::read_json(config)?
+        .ok_or_else(|| io::Error::other("the shim's config file does not exist"))?;
     if config.exit_file.exists() {
-        // The backend was killed as it started us, and the next one found nobody here.
-        return Err(io::Error::other("the container's end is on record already"));
+        // The backend was killed while it started this shim, and the next backend recorded the exit.
+        return Err(io::Error::other("the container's exit is already recorded"));
     }
-    // Already the leader of a session when started by hand.
+    // Fails when started by hand as a session leader, which is fine.
     let _ = nix::unistd::setsid();
     nix::sys::prctl::set_child_subreaper(true)?;
-    // Nobody in the container looks into a process of ours that is on its way there.
+    // Processes in the container must not inspect a process of ours that enters it.
     nix::sys::prctl::set_dumpable(false)?;
-    // What processes inherit by exec: no ignored signals, the usual mask for new files.
+    // Processes inherit these by exec: default signal actions and the usual umask.
     reset_signals();
     nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o022));
     std::env::set_current_dir("/")?;
     if config.hierarchies == Hierarchies::default() {
-        // Written by a release that did not say.
+        // The configuration is from a release without this field.
         config.hierarchies = Hierarchies::discover()?;
     }
     if let Err(error) = config.hierarchies.join(&config.shim_cgroup, 0, true) {
-        // Where it is accounted is not worth a container.
+        // A failed cgroup join is no reason to refuse the container.
         eprintln!("{SHIM_NAME}: join {}: {error}", config.shim_cgroup);
     }
     Ok(config)
 }
 
-/// Every signal does what it does by default, whatever we were started with. By the system call
-/// itself: the library keeps two for itself, and its `posix_spawn` leaves them ignored.
+/// Resets every signal to its default action. Uses the system call: the library reserves two
+/// signals, and its `posix_spawn` leaves them ignored.
 pub(super) fn reset_signals() {
     let default = [0u64; 4];
     for signal in 1..=64 {
@@ -200,16 +200,16 @@ pub(super) fn reset_signals() {
     }
 }
 
-/// Says the one line on standard output and lets go of it.
+/// Writes the report to standard output and closes it.
 fn report(report: &Report) {
     // SAFETY: descriptor 1 is the pipe that the backend made; nothing else here uses it.
     let mut out = unsafe { File::from_raw_fd(1) };
     let mut line = serde_json::to_vec(report).unwrap_or_default();
     line.push(b'\n');
-    // The backend may be gone: the container goes on all the same.
+    // The backend may be gone; the container continues.
     let _ = out.write_all(&line);
     drop(out);
-    // Keep 1 taken, so that no later file gets it.
+    // Keeps descriptor 1 taken, so that no later file gets it.
     let null = nix::fcntl::open("/dev/null", OFlag::O_RDWR, nix::sys::stat::Mode::empty());
     if let Ok(null) = null {
         std::mem::forget(null);

@@ -1,16 +1,16 @@
-//! The namespaces of a sandbox that a thread of the node cannot make: users of its own with the
-//! network, IPC and names that belong to them, and processes that containers share.
+//! Creates the sandbox namespaces that a thread of the node cannot create: a user namespace with
+//! the network, IPC and UTS namespaces that it owns, and a shared PID namespace.
 //!
-//! The kernel lets no process with threads enter a user namespace, and gives the rights over a
-//! network to the user namespace that it was made in. So this process, which has one thread, makes
+//! The kernel lets no multi-threaded process enter a user namespace. And a network namespace
+//! belongs to the user namespace in which it was created. So this single-threaded process creates
 //! them all, in that order, and waits while the node pins them to files.
 //!
 //! ```text
 //!  here                                            the node
 //!  user namespace ── "users" ──────────────────►   writes uid_map and gid_map
-//!  root of them  ◄──────────────────── a line ──
-//!  network, IPC, names, settings; the init of the shared processes
-//!                ── "made <number of the init>" ►   pins /proc/<this>/ns/…
+//!  becomes root  ◄──────────────────── a line ──
+//!  network, IPC, UTS, settings; the init of the shared PID namespace
+//!                ── "made <pid of the init>" ───►   pins /proc/<this>/ns/…
 //!  ends          ◄──────────────────── a line ──
 //! ```
 
@@ -23,12 +23,12 @@ use serde::{Deserialize, Serialize};
 use super::pause;
 use crate::sandbox::Settings;
 
-/// What is to be made; the argument, as JSON.
+/// The namespaces to create; passed as JSON in the arguments.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Order {
-    /// Users of its own, with a network, IPC and names that have these settings.
+    /// A user namespace, with network, IPC and UTS namespaces that get these settings.
     pub own: Option<Settings>,
-    /// A process namespace with an init.
+    /// A PID namespace with an init.
     pub processes: bool,
 }
 
@@ -36,7 +36,7 @@ pub(super) fn run(order: &str) -> i32 {
     match serde_json::from_str(order).map_err(io::Error::from).and_then(make) {
         Ok(()) => 0,
         Err(error) => {
-            // The node may be gone.
+            // The node process may be gone.
             let _ = say(&format!("error {error}"));
             1
         }
@@ -59,7 +59,7 @@ fn make(order: Order) -> io::Result<()> {
     listen()
 }
 
-/// Of the user namespace that this process just entered.
+/// Becomes root in the user namespace that this process just entered.
 pub(super) fn become_root() -> io::Result<()> {
     let (uid, gid) = (Uid::from_raw(0), Gid::from_raw(0));
     nix::unistd::setgroups(&[])?;
@@ -75,7 +75,7 @@ fn say(line: &str) -> io::Result<()> {
     out.flush()
 }
 
-/// For the node's word. When it is gone, so is what this was for.
+/// Waits for a line from the node; fails when the node process is gone.
 fn listen() -> io::Result<()> {
     let mut line = String::new();
     match io::stdin().lock().read_line(&mut line)? {

@@ -1,8 +1,8 @@
-//! The init of a process namespace that a pod's containers share.
+//! The init of the PID namespace that a pod's containers share.
 //!
-//! The process that makes a sandbox's namespaces ([`super::namespaces`]) forks it. It lets go of
-//! everything (root directory, capabilities, user) and reaps for ever: a container may look at it as
-//! process 1, so nothing of the host may be reachable through it.
+//! The process that creates a sandbox's namespaces ([`super::namespaces`]) forks it. It gives up
+//! everything (root directory, capabilities, user) and then only reaps children. Containers see it
+//! as process 1, so it must expose nothing of the host.
 
 use std::fs;
 use std::io;
@@ -16,7 +16,7 @@ use nix::unistd::{ForkResult, Gid, Uid};
 /// Upstream: the user of the pause image.
 const NOBODY: u32 = 65535;
 
-/// Makes the namespace and its init; returns the init's number outside.
+/// Creates the namespace and its init; returns the init's pid outside of the namespace.
 pub(super) fn start() -> io::Result<i32> {
     unshare(CloneFlags::CLONE_NEWPID)?;
     let (ready_reader, ready_writer) = nix::unistd::pipe()?;
@@ -44,7 +44,7 @@ pub(super) fn start() -> io::Result<i32> {
     }
 }
 
-/// An empty, read-only root; no capability; nobody.
+/// Leaves the process with an empty read-only root, no capability and the user nobody.
 fn confine() -> io::Result<()> {
     let none = None::<&str>;
     unshare(CloneFlags::CLONE_NEWNS)?;
@@ -56,18 +56,18 @@ fn confine() -> io::Result<()> {
     umount2(".", MntFlags::MNT_DETACH)?;
     mount(none, "/", none, MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY, none)?;
     for fd in 0..3 {
-        // Nothing is said from here on.
+        // Nothing is written from here on.
         let _ = nix::unistd::close(fd);
     }
     nix::unistd::setgroups(&[])?;
     nix::unistd::setresgid(Gid::from_raw(NOBODY), Gid::from_raw(NOBODY), Gid::from_raw(NOBODY))?;
-    // Leaving root drops the capabilities.
+    // Leaving root also drops the capabilities.
     nix::unistd::setresuid(Uid::from_raw(NOBODY), Uid::from_raw(NOBODY), Uid::from_raw(NOBODY))?;
     Ok(())
 }
 
 fn reap() -> ! {
-    // Blocked and waited for: an init has no default actions, and nothing is missed in between.
+    // The signals are blocked and awaited: an init has no default actions, and none is missed.
     let signals = SigSet::from_iter([Signal::SIGCHLD, Signal::SIGTERM, Signal::SIGINT]);
     let _ = signals.thread_block();
     loop {
@@ -80,7 +80,7 @@ fn reap() -> ! {
     }
 }
 
-/// Whether that process is (still) alive.
+/// Whether the process is alive.
 pub(crate) fn alive(pid: i32) -> bool {
     pid > 0 && fs::metadata(format!("/proc/{pid}/ns/pid")).is_ok()
 }

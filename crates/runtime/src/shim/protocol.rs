@@ -1,14 +1,12 @@
-//! What is said on the shim's socket: frames of JSON with a length before them, and descriptors
-//! beside them.
+//! The protocol of the shim's socket: JSON frames with a length prefix, with descriptors beside them.
 //!
 //! ```text
 //!  4 bytes, big endian: n │ n bytes of JSON │ (SCM_RIGHTS with the first byte)
 //! ```
 //!
 //! One request per connection. The shim answers once; `exec` and `wait` get a second frame with the
-//! exit. A shim lives as long as its container, so the other side may be of a later or an earlier
-//! version: fields are only added, what is unknown is ignored, an unknown request is answered with
-//! an error.
+//! exit. A shim lives as long as its container, so the other side may have a later or an earlier version. So
+//! fields are only added, unknown fields are ignored, and an unknown request gets an error.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -39,13 +37,13 @@ pub(crate) enum Call {
         everything: bool,
     },
     ReopenLog,
-    /// Descriptors: the process's stdin, stdout, stderr, as far as `process` says. With a
-    /// terminal none; its master comes with the first answer.
+    /// Descriptors: the process's stdin, stdout and stderr that `process` asks for. With a terminal
+    /// there are none; the first answer carries its master.
     Exec {
         process: ExecProcess,
     },
-    /// Descriptors: where to write stdout and stderr, as far as they are wanted. The answer
-    /// carries the container's stdin and, with a terminal, its master.
+    /// Descriptors: where to write the requested stdout and stderr. The answer carries the
+    /// container's stdin and, with a terminal, its master.
     Attach {
         stdin: bool,
         stdout: bool,
@@ -62,7 +60,7 @@ pub(crate) struct ExecProcess {
     pub stdin: bool,
     pub stdout: bool,
     pub stderr: bool,
-    /// SIGKILL for its group when the caller closes the connection before the end.
+    /// Sends SIGKILL to the process group when the caller disconnects before the exit.
     #[serde(default)]
     pub kill_on_hangup: bool,
 }
@@ -72,33 +70,33 @@ pub(crate) struct Answer {
     pub version: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// The reason is that the container has ended.
+    /// True when the request failed because the container has ended.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub ended: bool,
     /// The process concerned.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<i32>,
-    /// What the attached descriptors are, in order: `stdin`, `terminal`.
+    /// The kinds of the attached descriptors, in order: `stdin`, `terminal`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub descriptors: Vec<String>,
-    /// An exec's code.
+    /// The exit code of an exec.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub code: Option<i32>,
-    /// The container's end.
+    /// The container's exit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub exit: Option<ExitRecord>,
 }
 
-/// How a container ended; the content of `exit.json`.
+/// How a container exited; the content of `exit.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ExitRecord {
-    /// 128 + n after signal n.
+    /// The exit code, or 128 + n after signal n.
     pub code: i32,
     pub oom_killed: bool,
     /// Nanoseconds since 1970; 0 when it never started.
     pub started_at: i64,
     pub finished_at: i64,
-    /// Empty for the usual ones, which follow from the code.
+    /// Empty for the usual reasons, which follow from the code.
     #[serde(default)]
     pub reason: String,
     #[serde(default)]
@@ -131,7 +129,7 @@ pub(crate) fn send<T: Serialize>(socket: &UnixStream, value: &T, fds: &[RawFd]) 
     socket.write_all(&body)
 }
 
-/// Blocks until the frame is there, or the socket's timeout.
+/// Blocks until a frame arrives, or until the socket's timeout.
 pub(crate) fn receive<T: DeserializeOwned>(socket: &UnixStream) -> io::Result<(T, Vec<OwnedFd>)> {
     let mut head = [0u8; 4];
     let (got, fds) = receive_head(socket, &mut head)?;
@@ -173,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_carry_descriptors_and_unknown_requests_survive() {
+    fn frames_carry_descriptors_and_unknown_requests_parse() {
         let (ours, theirs) = UnixStream::pair().expect("a pair");
         let (reader, writer) = nix::unistd::pipe().expect("a pipe");
         let text = serde_json::json!({"version": 9, "call": {"op": "dance", "how": "well"}});

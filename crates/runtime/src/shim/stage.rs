@@ -1,9 +1,9 @@
-//! What a container with users of its own is put together from, in a place where its root may go.
+//! The stage: the mount sources of a container with a user namespace, at paths that its root can access.
 //!
-//! The container's init is nobody to the node: it cannot walk to a volume behind a directory that is
-//! the node's root's alone, nor map its owners. So the shim enters a mount namespace of its own for
-//! the time of the start, copies everything in there as root, mapped where that is wanted, and shows
-//! it below a `/dev` that is the container's: devices, root file system, volumes, namespaces.
+//! The container's init has no rights on the node: it cannot reach a volume behind a directory that
+//! only the node's root may enter, nor map its owners. So for the start the shim enters a mount
+//! namespace of its own. There it copies all mounts as root, with id mapping where needed. It
+//! attaches them below a `/dev` for the container: devices, root file system, volumes, namespaces.
 //!
 //! ```text
 //!  /dev/null zero … (the container's devices, at their places)
@@ -11,9 +11,9 @@
 //!  /dev/.decapod/0 1 2 …       sources of bind mounts, files of namespaces
 //! ```
 //!
-//! Invariant: the namespace ends with the start: the node sees none of it, nothing is left of it
-//! when the shim is killed, and no file system is held by it. `/proc` and `/sys` stay as they are,
-//! since the kernel lets new users mount only what they see already.
+//! Invariant: the mount namespace ends with the start. The node sees none of it, a killed shim
+//! leaves nothing, and it keeps no file system busy. `/proc` and `/sys` stay as they are, since the
+//! kernel lets a new user namespace mount only those that it sees already.
 
 use std::fs::{self, File};
 use std::io;
@@ -33,7 +33,7 @@ pub(crate) const DIRECTORY: &str = ".decapod";
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Stage {
-    /// Where the pod's user namespace is pinned.
+    /// The path of the pod's pinned user namespace.
     pub users: PathBuf,
     pub items: Vec<Item>,
 }
@@ -43,22 +43,22 @@ pub(crate) struct Item {
     pub source: PathBuf,
     /// Below [`ROOT`].
     pub name: String,
-    /// Its files belong to the pod's users.
+    /// Whether the mount is mapped to the pod's ids.
     pub mapped: bool,
     pub travel: Travel,
 }
 
 impl Item {
-    /// The path that the container's configuration has.
+    /// The path in the container's configuration.
     pub(crate) fn path(&self) -> PathBuf {
         Path::new(ROOT).join(&self.name)
     }
 }
 
-/// The way back.
+/// The node's mount namespace, for leaving the stage.
 pub(super) struct Entered(OwnedFd);
 
-/// From here on this process sees the stage.
+/// Enters the stage: from here on this process sees its mounts.
 pub(super) fn enter(stage: &Stage) -> io::Result<Entered> {
     let entered = Entered(File::open("/proc/self/ns/mnt")?.into());
     unshare(CloneFlags::CLONE_NEWNS)?;
@@ -72,7 +72,7 @@ pub(super) fn enter(stage: &Stage) -> io::Result<Entered> {
 }
 
 impl Entered {
-    /// The node's mounts again; with the last process in it the stage is gone.
+    /// Returns to the node's mounts. The stage ends with the last process in it.
     pub(super) fn leave(self) -> io::Result<()> {
         Ok(setns(self.0, CloneFlags::CLONE_NEWNS)?)
     }
@@ -80,7 +80,7 @@ impl Entered {
 
 fn fill(stage: &Stage) -> io::Result<()> {
     let none = None::<&str>;
-    // What the node unmounts meanwhile goes here, too; nothing goes the other way.
+    // The node's unmounts propagate here; nothing propagates to the node.
     mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_SLAVE, none)?;
     let users = File::open(&stage.users)?;
     let copies = stage.items.iter().map(|item| {
@@ -89,7 +89,7 @@ fn fill(stage: &Stage) -> io::Result<()> {
         };
         made(item, &users).map(|copy| (item, copy)).map_err(named)
     });
-    // All of them before the node's devices are covered.
+    // Copies everything before the stage covers the node's devices.
     let copies = copies.collect::<io::Result<Vec<_>>>()?;
     let flags = MsFlags::MS_NOSUID;
     mount(Some("decapod"), ROOT, Some("tmpfs"), flags, Some("mode=755,size=1m"))?;

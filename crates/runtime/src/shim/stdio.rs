@@ -13,17 +13,17 @@ use nix::unistd::Uid;
 
 use super::ShimConfig;
 
-/// What the shim keeps.
+/// The shim's ends.
 pub(super) struct Stdio {
-    /// Where the container's input is written to.
+    /// The writing end of the container's input.
     pub stdin: Option<OwnedFd>,
     pub stdout: Option<OwnedFd>,
     pub stderr: Option<OwnedFd>,
-    /// The terminal's master: output, input and size in one.
+    /// The terminal's master: output, input and size.
     pub terminal: Option<OwnedFd>,
 }
 
-/// What the container gets.
+/// The container's ends.
 pub(super) struct Given {
     pub stdin: Option<OwnedFd>,
     pub stdout: Option<OwnedFd>,
@@ -31,7 +31,7 @@ pub(super) struct Given {
     pub console: Option<Console>,
 }
 
-/// Where the container's init sends the master of the terminal that it made.
+/// The socket on which the container's init sends its terminal's master.
 pub(super) struct Console {
     pub path: PathBuf,
     listener: UnixListener,
@@ -63,7 +63,7 @@ pub(super) fn open(config: &ShimConfig) -> io::Result<(Stdio, Given)> {
 }
 
 impl Console {
-    /// To be called when the init is ready: what it sent is in the socket's queue then.
+    /// Call this when the init is ready: the socket's queue then holds the descriptor.
     pub(super) fn receive(self) -> io::Result<OwnedFd> {
         self.listener.set_nonblocking(true)?;
         let (socket, _) = self.listener.accept()?;
@@ -75,7 +75,7 @@ impl Console {
     }
 }
 
-/// One descriptor, and whatever bytes come with it.
+/// Receives one descriptor, and ignores the bytes with it.
 pub(super) fn receive_descriptor(socket: RawFd) -> io::Result<OwnedFd> {
     let mut space = nix::cmsg_space!([RawFd; 1]);
     let mut bytes = [0; 64];
@@ -90,16 +90,16 @@ pub(super) fn receive_descriptor(socket: RawFd) -> io::Result<OwnedFd> {
             return Ok(unsafe { OwnedFd::from_raw_fd(*fd) });
         }
     }
-    Err(io::Error::other("no terminal came"))
+    Err(io::Error::other("the container sent no terminal descriptor"))
 }
 
-/// A pipe is its user's: programs open `/dev/stdout` anew. Upstream: runc's fixStdioPermissions.
+/// Makes the user own a pipe: programs open `/dev/stdout` again. Upstream: runc's fixStdioPermissions.
 pub(super) fn give(stream: &OwnedFd, user: u32) {
     let is_pipe = fstat(stream).is_ok_and(|about| {
         SFlag::from_bits_truncate(about.st_mode & libc::S_IFMT) == SFlag::S_IFIFO
     });
     if is_pipe {
-        // Best effort: what is open works all the same.
+        // Best effort: descriptors that are open work anyway.
         let _ = nix::unistd::fchown(stream, Some(Uid::from_raw(user)), None);
     }
 }

@@ -1,4 +1,4 @@
-//! Lives of containers: start, logs, exit, limits, stop, removal.
+//! The life of containers: start, logs, exit, limits, stop, removal.
 
 use std::time::Duration;
 
@@ -85,7 +85,7 @@ fn exit_codes_and_failed_starts_have_their_reasons() {
 }
 
 #[test]
-fn limits_are_set_and_an_oom_kill_is_told() {
+fn limits_are_set_and_an_oom_kill_is_reported() {
     in_world(|world| async move {
         let mut config = container("hog", "x=a; while :; do x=$x$x; done");
         let linux = config.linux.as_mut().expect("there");
@@ -94,7 +94,7 @@ fn limits_are_set_and_an_oom_kill_is_told() {
             cpu_shares: 512,
             cpu_quota: 50_000,
             cpu_period: 100_000,
-            // Out of reach without CAP_SYS_RESOURCE; clamped, not refused.
+            // Without CAP_SYS_RESOURCE the score is clamped, not refused.
             oom_score_adj: -997,
             ..Default::default()
         });
@@ -124,7 +124,7 @@ fn events_come_in_order_and_shims_are_small() {
         let before = tokio::time::Instant::now();
         let (sandbox, id) = world.run("events", container("c", "sleep 600")).await;
         println!("a pod with a container: {:?}", before.elapsed());
-        // A process that is about to become the container still goes by the shim's name.
+        // A process that is about to exec the container still has the shim's name.
         let shim = crate::world::eventually("one shim", async || {
             <[u64; 1]>::try_from(shim_sizes(&world.directory)).ok()
         });
@@ -156,7 +156,7 @@ fn events_come_in_order_and_shims_are_small() {
     });
 }
 
-/// Private KiB of the shims whose configuration is below the directory.
+/// Private KiB of the shims below the directory.
 fn shim_sizes(directory: &std::path::Path) -> Vec<u64> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc").expect("proc").flatten() {
@@ -169,7 +169,7 @@ fn shim_sizes(directory: &std::path::Path) -> Vec<u64> {
                 line.and_then(|l| l.split_whitespace().next()?.parse().ok()).unwrap_or(0)
             };
             println!("a shim's resident memory: {} KiB", of("Rss:"));
-            // Clean pages are the program's: shared as soon as there is a second shim.
+            // Clean pages belong to the program and are shared by all shims.
             found.push(of("Private_Dirty:"));
         }
     }

@@ -1,4 +1,5 @@
-//! What hostile containers try: their own limits, the host's binary, the kernel's switches, staying.
+//! Attacks from hostile containers: on their own limits, the host's binary, the kernel's settings,
+//! and their end.
 
 use std::fs;
 use std::path::PathBuf;
@@ -8,7 +9,7 @@ use cri::*;
 
 use crate::world::{World, container, eventually, in_world, sh};
 
-/// The container's cgroup in one hierarchy of version 1, where that is mounted.
+/// The container's cgroup in one version 1 hierarchy, if that is mounted.
 fn hierarchy(world: &World, controller: &str, pod: &str, id: &str) -> Option<PathBuf> {
     let point = PathBuf::from("/sys/fs/cgroup").join(controller);
     let cgroup = format!("{}/{pod}/{id}", world.cgroup);
@@ -16,7 +17,7 @@ fn hierarchy(world: &World, controller: &str, pod: &str, id: &str) -> Option<Pat
     path.is_dir().then_some(path)
 }
 
-/// The number of the shim that has the container.
+/// The pid of the container's shim.
 fn shim_of(world: &World, id: &str) -> i32 {
     let expected = world.config.run_dir.join("containers").join(&id[..20]).join("shim.json");
     let processes = fs::read_dir("/proc").expect("processes").flatten();
@@ -102,7 +103,7 @@ fn a_frozen_container_is_stopped_in_its_time() {
         for cgroup in [&inner, &freezer] {
             fs::write(cgroup.join("freezer.state"), "FROZEN").expect("frozen");
         }
-        // A process that joins is frozen, too, and the shim waits for it.
+        // A process that joins the cgroup is frozen, too, and the shim waits for it.
         let runtime = world.runtime.clone();
         let hung = id.clone();
         let executing = async move { runtime.exec_sync(&hung, sh("true"), None).await };
@@ -126,14 +127,14 @@ fn a_frozen_container_is_stopped_in_its_time() {
 }
 
 #[test]
-fn nobody_can_write_to_the_hosts_program() {
+fn containers_cannot_write_to_the_hosts_binary() {
     in_world(|world| async move {
         let (_, id) = world.run("program", container("c", "sleep 600")).await;
         let pid = shim_of(&world, &id);
         let exe = fs::File::open(format!("/proc/{pid}/exe")).expect("opened");
         let mount = nix::sys::statvfs::fstatvfs(&exe).expect("told");
         assert!(mount.flags().contains(nix::sys::statvfs::FsFlags::ST_RDONLY));
-        // The same pages as the file's: nothing is copied for a container.
+        // The executable shares the file's pages: a container needs no copy.
         use std::os::unix::fs::MetadataExt;
         let file = fs::metadata(&world.config.executable).expect("there");
         let same = exe.metadata().expect("told");
@@ -142,7 +143,7 @@ fn nobody_can_write_to_the_hosts_program() {
 }
 
 #[test]
-fn a_container_ends_when_the_machine_tells_its_shim_to() {
+fn a_container_ends_when_its_shim_gets_sigterm() {
     in_world(|world| async move {
         let script = "trap '' TERM; while true; do sleep 1; done";
         let (_, id) = world.run("shutdown", container("c", script)).await;
@@ -154,7 +155,7 @@ fn a_container_ends_when_the_machine_tells_its_shim_to() {
 }
 
 #[test]
-fn nothing_is_mounted_into_proc() {
+fn mounts_into_proc_are_refused() {
     in_world(|world| async move {
         let volume = world.directory.join("volume");
         fs::create_dir_all(&volume).expect("made");

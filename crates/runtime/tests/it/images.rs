@@ -1,4 +1,4 @@
-//! Import, pull and removal of images, up to what a container sees of them.
+//! Import, pull and removal of images, and their content in a container.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use crate::world::{container, in_world};
 
 const NAME: &str = "docker.io/library/layers:v1";
 
-/// Three layers: the second hides a file and a directory's content of the first.
+/// Three layers: the second deletes a file and replaces the content of a directory of the first.
 fn image(busybox: &[u8]) -> Image {
     let mut first = Layer::new();
     for directory in ["data", "data/old", "proc", "dev", "sys", "etc", "bin"] {
@@ -84,7 +84,7 @@ fn archives_of_every_kind_become_the_same_image() {
             let (_, text) =
                 world.exec(&id, "ls /data /data/old; stat -c '%h %a' /data/stays").await;
             assert_eq!(text, "/data:\nlinked\nold\nstays\n\n/data/old:\nnew\n2 640\n", "{name}");
-            // The image goes, its layers stay for as long as a container uses them.
+            // After removal of the image, its layers stay while a container uses them.
             world.runtime.remove_image(&spec).await.expect("removed");
             let (_, text) = world.exec(&id, "cat /data/old/new").await;
             assert_eq!(text, "2", "{name}");
@@ -92,7 +92,7 @@ fn archives_of_every_kind_become_the_same_image() {
             store.collect().expect("collected");
             assert_eq!(world.runtime.image_status(&spec).await.expect("asked"), None);
         }
-        // What is left is busybox, whole, and nothing of the others.
+        // Only busybox is left, complete.
         let left = std::fs::read_dir(world.config.data_dir.join("images/layers")).expect("listed");
         assert_eq!(left.count(), store.list().expect("listed")[0].layers.len());
         let (code, _) = {

@@ -1,5 +1,5 @@
-//! Real containers (and a runtime made of paper), as root, in mount and network namespaces of the test's own. Without root each
-//! test says so and passes.
+//! Tests with real containers, and with a simulated runtime, as root in mount and network
+//! namespaces of their own. Without root each test prints a message and passes.
 
 mod containers;
 mod hostile;

@@ -1,5 +1,5 @@
-//! The remote backend against a runtime made of paper: a gRPC server that answers what a test says.
-//! What a real one does is told by the end-to-end story; here are the answers that are hard to get.
+//! The remote backend against a simulated runtime: a gRPC server with scripted answers. The
+//! end-to-end story tests real runtimes; these tests cover answers that are hard to provoke.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -18,7 +18,7 @@ use prost::Message;
 use testkit::wait::{LONG, found, soon};
 use transport::{Body, Incoming, Limits, Listener};
 
-/// What a call answers: messages, then a status (0 is success); `None` in their place never ends.
+/// The answer of a call: messages, then a status (0 means success); `None` for a call that never ends.
 #[derive(Clone, Default)]
 struct Answer {
     messages: Vec<Bytes>,
@@ -33,7 +33,7 @@ fn failed(code: u32, text: &'static str) -> Answer {
     Answer { messages: vec![], status: Some((code, text)) }
 }
 
-/// By the call's name.
+/// Answers by name of the call.
 type Script = Arc<Mutex<BTreeMap<&'static str, Answer>>>;
 
 struct Paper {
@@ -72,7 +72,7 @@ impl Paper {
     async fn remote(&self, timeout: Duration) -> Remote {
         let runtime = format!("unix://{}", self.socket().display());
         let endpoints = Endpoints { runtime, images: None, timeout };
-        // The time may be too short for a busy machine, too.
+        // Even this time may be too short on a busy machine.
         found("it answers", async || Remote::open(&endpoints, self.client.clone()).await.ok()).await
     }
 
@@ -136,7 +136,7 @@ async fn statuses_become_errors_that_callers_act_on() {
     paper.says("ContainerStatus", ok(&ContainerStatusResponse::default()));
     let unset = Error::Internal("container status is not set".into());
     assert_eq!(remote.container_status("c").await, Err(unset));
-    // What is gone needs no removal.
+    // Removing a missing container succeeds.
     paper.says("RemoveContainer", failed(5, "gone"));
     assert_eq!(remote.remove_container("c").await, Ok(()));
     paper.says("ExecSync", failed(4, "context deadline exceeded"));
@@ -144,13 +144,13 @@ async fn statuses_become_errors_that_callers_act_on() {
     let timed_out = Error::DeadlineExceeded("command \"sleep 9\" timed out".into());
     let done = remote.exec_sync("c", command, Some(Duration::from_secs(1))).await;
     assert_eq!(done, Err(timed_out));
-    // containerd before 2.0.
+    // Like containerd before 2.0.
     assert!(matches!(remote.runtime_config().await, Err(Error::Unimplemented(_))));
     paper.end().await;
 }
 
 #[tokio::test]
-async fn a_call_that_is_not_answered_ends() {
+async fn a_call_without_an_answer_times_out() {
     let paper = Paper::start();
     paper.says("Status", Answer::default());
     let remote = paper.remote(Duration::from_millis(200)).await;
@@ -175,10 +175,10 @@ async fn events_are_shared_and_end_with_their_stream() {
         let mut first = remote.events().await.expect("events");
         assert_eq!(first.recv().await.expect("an event").container_id, "a");
         assert_eq!(first.recv().await.expect("an event").container_id, "b");
-        // Nothing more comes: a second stream would begin with `a` again.
+        // No more events come: a second stream would begin with `a` again.
         let second = remote.events().await.expect("events");
         assert!(second.is_empty());
-        // The runtime restarts: both end, and whoever asks again hears the new one.
+        // The runtime restarts: both streams end, and the next subscriber gets the new one.
         paper.server.shutdown(Duration::from_millis(50)).await;
         assert!(first.recv().await.is_err());
         drop(second);

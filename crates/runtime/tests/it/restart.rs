@@ -1,4 +1,4 @@
-//! The backend goes away, by violence or not, and comes back.
+//! The backend stops, or is killed, and restarts.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -9,7 +9,7 @@ use tokio::io::AsyncReadExt;
 
 use crate::world::{World, config, container, eventually, in_world};
 
-/// Set for the process that is to be killed: its directory.
+/// Set in the process that the test will kill: its directory.
 const CHILD: &str = "DECAPOD_RUNTIME_TEST_CHILD";
 const SCRIPT: &str = "trap 'exit 3' TERM; while :; do echo tick; sleep 0.05; done";
 
@@ -40,7 +40,7 @@ fn containers_survive_a_killed_backend() {
             record["pid"].as_i64().expect("a pid")
         };
         let pid = started(stays);
-        // One ends while nobody is there.
+        // One container ends while no backend runs.
         // SAFETY: a plain system call.
         unsafe { libc::kill(started(dies) as i32, libc::SIGTERM) };
         let exit = world.config.data_dir.join("containers").join(dies).join("exit.json");
@@ -75,7 +75,7 @@ fn play_the_victim(directory: &std::path::Path) {
         let (_, stays) = world.run("stays", container("stays", SCRIPT)).await;
         let (_, dies) = world.run("dies", container("dies", SCRIPT)).await;
         for id in [&stays, &dies] {
-            // The trap is set when there is output.
+            // Output shows that the trap is set.
             eventually("output", async || (!world.log(id).await.is_empty()).then_some(())).await;
         }
         println!("ids {stays} {dies}");
@@ -97,7 +97,7 @@ fn a_killed_shim_takes_its_container_along() {
         assert_eq!((status.exit_code, status.reason.as_str()), (255, "Unknown"));
         eventually("the container is killed", async || {
             let text = std::fs::read_to_string(format!("/proc/{}/stat", of("pid"))).ok();
-            // A zombie until the init that it was given to takes notice.
+            // The process stays a zombie until its new parent reaps it.
             text.is_none_or(|text| text.contains(") Z ")).then_some(())
         })
         .await;
@@ -105,7 +105,7 @@ fn a_killed_shim_takes_its_container_along() {
 }
 
 #[test]
-fn created_and_stopped_things_are_read_back() {
+fn created_and_stopped_containers_are_restored() {
     in_world(|world| async move {
         let pod = world.pod("read");
         let sandbox = world.runtime.run_pod_sandbox(pod.clone(), "").await.expect("sandbox");
@@ -151,17 +151,17 @@ fn a_backend_killed_at_any_moment_leaves_nothing_behind() {
             for container in world.runtime.list_containers(None).await.expect("listed") {
                 let status = world.runtime.container_status(&container.id).await.expect("known");
                 match status.state() {
-                    // What runs can be talked to, and stopped.
+                    // Running containers accept exec and stop.
                     ContainerState::Running => {
                         let command = vec!["true".into()];
                         let answer = world.runtime.exec_sync(&container.id, command, None).await;
-                        // It may end at this very moment.
+                        // The container may end at this moment.
                         assert!(
                             matches!(answer, Ok(_) | Err(Error::FailedPrecondition(_))),
                             "{answer:?}"
                         );
                     }
-                    // Killed between the note that it starts and its shim: it never ran.
+                    // The backend was killed between recording the start and starting the shim.
                     ContainerState::Exited if status.started_at == 0 => {
                         assert_eq!(status.reason, "Unknown", "{status:?}");
                     }
@@ -182,7 +182,7 @@ fn a_backend_killed_at_any_moment_leaves_nothing_behind() {
     });
 }
 
-/// Pods come and go, several at a time, until somebody kills this.
+/// Creates and removes pods concurrently until the process is killed.
 fn churn(directory: &std::path::Path) {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     runtime.block_on(async {
@@ -206,10 +206,10 @@ fn churn(directory: &std::path::Path) {
 }
 
 #[test]
-fn after_a_reboot_nothing_runs_and_nothing_may_run_again() {
+fn containers_do_not_restart_after_a_reboot() {
     in_world(|world| async move {
         let (sandbox, id) = world.run("reboot", container("c", "sleep 600")).await;
-        // What a reboot does: processes, namespaces and `/run` are gone, the disk is not.
+        // Simulates a reboot: processes, namespaces and `/run` are gone, the disk is not.
         let sandboxes = world.config.run_dir.join("sandboxes");
         for pin in ["net", "uts", "ipc"] {
             nix::mount::umount(&sandboxes.join(&sandbox[..20]).join(pin)).expect("unpinned");
@@ -234,7 +234,7 @@ fn after_a_reboot_nothing_runs_and_nothing_may_run_again() {
 }
 
 #[test]
-fn pods_of_a_version_that_switched_are_routed_after_a_restart() {
+fn bridged_pods_of_an_old_version_are_routed_after_a_restart() {
     in_world(|world| async move {
         let server = container("main", "while :; do echo hello | nc -l -p 80; done");
         let (sandbox, _) = world.run("pod", server).await;

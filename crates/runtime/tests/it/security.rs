@@ -1,18 +1,18 @@
-//! What a container may and may not: users, capabilities, seccomp, mounts, shared namespaces.
+//! Limits on containers: users, capabilities, seccomp, mounts, shared namespaces.
 
 use cri::*;
 
 use crate::world::{container, eventually, in_world, namespaces, sh, with_security};
 
 #[test]
-fn the_filter_holds_for_the_container_and_for_exec() {
+fn seccomp_applies_to_the_container_and_to_exec() {
     in_world(|world| async move {
         let script = "grep -E 'Seccomp:|NoNewPrivs' /proc/self/status; sleep 600";
         for no_new_privs in [false, true] {
             let config = with_security(container("c", script), |s| s.no_new_privs = no_new_privs);
             let (sandbox, id) = world.run("filter", config).await;
             let privileges = if no_new_privs { "NoNewPrivs:\t1" } else { "NoNewPrivs:\t0" };
-            // The first process becomes the container's a moment after the start.
+            // The first process executes the container's command a moment after the start.
             eventually("the filter holds for both", async || {
                 let (_, text) = world.exec(&id, "cat /proc/1/status; cat /proc/self/status").await;
                 let both = |what: &str| text.matches(what).count() == 2;
@@ -48,7 +48,7 @@ fn the_filter_holds_for_the_container_and_for_exec() {
 }
 
 #[test]
-fn users_groups_and_capabilities_are_what_the_pod_says() {
+fn users_groups_and_capabilities_follow_the_pod() {
     in_world(|world| async move {
         let config = with_security(container("c", "sleep 600"), |security| {
             security.run_as_user = Some(1000.into());
@@ -86,13 +86,13 @@ fn users_groups_and_capabilities_are_what_the_pod_says() {
         assert!(text.contains("CapEff:\t00000000a80425fb"), "{text}");
         assert_eq!(text.matches("Read-only file system").count(), 2, "{text}");
         assert!(text.contains("/root plain\n0022\n0\n1\n2\n"), "{text}");
-        // A broken pipe must end a program, as everywhere.
+        // SIGPIPE must end a program, so it must not be ignored.
         assert!(text.contains("SigIgn:\t000000000000000"), "{text}");
     });
 }
 
 #[test]
-fn mounts_are_there_as_asked() {
+fn mounts_have_the_requested_options() {
     in_world(|world| async move {
         let host = world.directory.join("volume");
         std::fs::create_dir_all(host.join("sub")).expect("made");
@@ -127,7 +127,7 @@ fn mounts_are_there_as_asked() {
             let (code, _) = world.exec(&id, &format!("touch {at}/y")).await;
             assert_ne!(code, 0, "{at}");
         }
-        // A mount made on the host later is seen where it was asked for.
+        // A later mount on the host is visible where propagation is requested.
         let flags = nix::mount::MsFlags::empty();
         let later = host.join("sub");
         nix::mount::mount(Some("t"), &later, Some("tmpfs"), flags, None::<&str>).expect("mounted");
@@ -141,7 +141,7 @@ fn mounts_are_there_as_asked() {
 }
 
 #[test]
-fn what_is_mounted_inside_travels_out_when_asked() {
+fn mounts_propagate_to_the_host_on_request() {
     in_world(|world| async move {
         let host = world.directory.join("shared");
         std::fs::create_dir_all(host.join("sub")).expect("made");
@@ -165,7 +165,7 @@ fn what_is_mounted_inside_travels_out_when_asked() {
 }
 
 #[test]
-fn namespaces_are_shared_as_the_pod_says() {
+fn namespaces_are_shared_on_request() {
     in_world(|world| async move {
         let mut pod = world.pod("together");
         let shared = NamespaceOption { pid: NamespaceMode::Pod as i32, ..namespaces() };
@@ -191,11 +191,11 @@ fn namespaces_are_shared_as_the_pod_says() {
                       ls /proc/1/root/; echo end; echo here > /dev/shm/note";
         let (_, text) = world.exec(&first, script).await;
         assert!(text.contains("77\n1\n"), "{text}");
-        // The init of the shared namespace shows nothing of the host.
+        // The init of the shared namespace exposes nothing of the host.
         assert!(!text.contains("etc\n") && text.contains("end\n"), "{text}");
         let (_, text) = world.exec(&second, "cat /dev/shm/note").await;
         assert_eq!(text, "here\n");
-        // The first one's end leaves the second one alone.
+        // The end of the first container does not affect the second.
         world.runtime.stop_container(&first, std::time::Duration::ZERO).await.expect("stopped");
         let (code, _) = world.exec(&second, "true").await;
         assert_eq!(code, 0);

@@ -57,7 +57,7 @@ fn exec_streams_carry_bytes_and_the_exit_code() {
             (!text.contains("sleep 300")).then_some(())
         })
         .await;
-        // A child that keeps the output open does not hold up the answer.
+        // A child process that keeps the output open does not delay the answer.
         let (code, text) = world.exec(&id, "sleep 30 & echo quick").await;
         assert_eq!((code, text.as_str()), (0, "quick\n"));
     });
@@ -148,7 +148,7 @@ fn ports_are_forwarded_to_the_pods_own_loopback() {
 }
 
 #[test]
-fn logs_go_on_in_a_new_file_when_told() {
+fn logs_continue_in_a_new_file_after_reopen() {
     in_world(|world| async move {
         let (_, id) =
             world.run("rotate", container("c", "while :; do echo tick; sleep 0.05; done")).await;

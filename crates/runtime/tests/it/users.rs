@@ -1,4 +1,4 @@
-//! Pods with users of their own (`hostUsers: false`).
+//! Pods with a user namespace (`hostUsers: false`).
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -44,7 +44,7 @@ fn volume(host: &Path, at: &str) -> Mount {
     }
 }
 
-/// A volume behind directories that are the node's root's alone, with files of two owners.
+/// A volume below directories that only the node's root may enter, with files of two owners.
 fn make_volume(world: &World) -> PathBuf {
     let place = world.directory.join("closed/volume");
     std::fs::create_dir_all(&place).expect("made");
@@ -64,7 +64,7 @@ fn pid_of(world: &World, id: &str) -> i32 {
 }
 
 #[test]
-fn root_inside_is_nobody_outside() {
+fn root_in_the_pod_has_no_rights_on_the_node() {
     in_world(|world| async move {
         let place = make_volume(&world);
         let sandbox_config = pod(&world, "own", &options());
@@ -75,13 +75,13 @@ fn root_inside_is_nobody_outside() {
         config.mounts = vec![volume(&place, "/data")];
         let id = world.start(&sandbox, &sandbox_config, config).await;
 
-        // Another user of the node, who may do nothing there, and the root of its own world here.
+        // The process has an unprivileged uid on the node, and is root in its user namespace.
         let status = std::fs::metadata(format!("/proc/{}", pid_of(&world, &id))).expect("runs");
         assert_eq!((status.uid(), status.gid()), (FIRST, FIRST));
         let (_, text) = world.exec(&id, "id -u; cat /proc/self/uid_map; hostname").await;
         let words: Vec<&str> = text.split_whitespace().collect();
         assert_eq!(words, ["0", "0", "65536", "65536", "own"], "{text}");
-        // Files of the image and of the volume have the owners that they should.
+        // Files of the image and of the volume have the right owners.
         let script =
             "stat -c %u:%g /bin/busybox /etc /data/roots /data/users /etc/resolv.conf /dev/shm";
         let (_, text) = world.exec(&id, script).await;
@@ -95,7 +95,7 @@ fn root_inside_is_nobody_outside() {
         let upper = world.config.data_dir.join("containers").join(&id).join("upper");
         assert_eq!(std::fs::metadata(upper.join("bin/mine")).expect("there").uid(), FIRST);
 
-        // The network is the pod's own: a low port, the pod's settings, and somebody answers.
+        // The pod has its own network: a low port works, with the pod's settings.
         let (_, text) = world
             .exec(&id, "cat /proc/sys/net/core/somaxconn /proc/sys/kernel/shm_rmid_forced")
             .await;
@@ -111,20 +111,20 @@ fn root_inside_is_nobody_outside() {
         .await;
         assert_eq!(text, "hello\n");
         let (code, text) = world.exec(&id, "ip link set eth0 mtu 1400; ip link show eth0").await;
-        // Not without the capability, user namespace or not.
+        // Without the capability it is refused, also in a user namespace.
         assert!(code == 0 && !text.contains("mtu 1400"), "{text}");
     });
 }
 
 #[test]
-fn what_is_the_nodes_stays_out_of_reach() {
+fn the_nodes_resources_stay_inaccessible() {
     in_world(|world| async move {
         let place = make_volume(&world);
         let sandbox_config = pod(&world, "own", &options());
         let sandbox = world.runtime.run_pod_sandbox(sandbox_config.clone(), "").await;
         let sandbox = sandbox.expect("sandbox");
         let mut config = own("main", "sleep 600", &options());
-        // Not mapped: nobody's files inside.
+        // Without mapping, the files have no owner inside.
         let plain =
             Mount { uid_mappings: vec![], gid_mappings: vec![], ..volume(&place, "/plain") };
         config.mounts = vec![plain, Mount { readonly: true, ..volume(&place, "/fixed") }];
@@ -134,7 +134,7 @@ fn what_is_the_nodes_stays_out_of_reach() {
         assert!(text.starts_with("65534:65534\n") && text.contains("denied"), "{text}");
         let (code, text) = world.exec(&id, "touch /fixed/x || mount -o remount,rw /fixed").await;
         assert_ne!(code, 0, "{text}");
-        // Privileged is so in its own world alone: devices and switches of the node are closed.
+        // Privileged applies to the pod's own namespaces only: the node's devices and sysctls stay closed.
         for script in [
             "echo x > /dev/kmsg",
             "echo 1 > /proc/sys/vm/drop_caches",
@@ -153,7 +153,7 @@ fn what_is_the_nodes_stays_out_of_reach() {
     });
 }
 
-/// A process becomes the container's a moment after the start.
+/// A process executes the container's command a moment after the start.
 async fn both_are_seen(world: &World, from: &str, other: &str) {
     eventually("processes of both", async || {
         let (_, text) = world.exec(from, "ps; cat /proc/self/uid_map").await;
@@ -164,7 +164,7 @@ async fn both_are_seen(world: &World, from: &str, other: &str) {
 }
 
 #[test]
-fn users_survive_a_restart_and_go_with_the_pod() {
+fn user_namespaces_survive_a_restart_and_end_with_the_pod() {
     in_world(|world| async move {
         let shared = NamespaceOption { pid: NamespaceMode::Pod as i32, ..options() };
         let sandbox_config = pod(&world, "own", &shared);
@@ -177,14 +177,14 @@ fn users_survive_a_restart_and_go_with_the_pod() {
         assert_eq!(status.state(), PodSandboxState::Ready);
         let told = status.linux.expect("there").namespaces.expect("there").options.expect("there");
         assert_eq!(told.userns_options, Some(users(FIRST)));
-        // The next container has the same users, and sees the first one's processes.
+        // The next container shares the user namespace, and sees the first one's processes.
         let mut second = own("second", "sleep 602", &shared);
         second.tty = true;
         let second = world.start(&sandbox, &sandbox_config, second).await;
         both_are_seen(&world, &second, "sleep 602").await;
         let (code, _) = world.exec(&first, "kill -0 1").await;
         assert_eq!(code, 0);
-        // An ephemeral one joins the processes of one container.
+        // An ephemeral container joins the PID namespace of one container.
         let target = NamespaceOption {
             pid: NamespaceMode::Target as i32,
             target_id: first.clone(),
@@ -203,7 +203,7 @@ fn users_survive_a_restart_and_go_with_the_pod() {
 }
 
 #[test]
-fn users_that_are_not_the_pods_are_refused() {
+fn mappings_other_than_the_pods_are_refused() {
     in_world(|world| async move {
         let refused = async |options: NamespaceOption| {
             let made = world.runtime.run_pod_sandbox(pod(&world, "no", &options), "").await;
@@ -223,7 +223,7 @@ fn users_that_are_not_the_pods_are_refused() {
             let made = world.runtime.create_container(&sandbox, config, &sandbox_config).await;
             assert!(matches!(made, Err(Error::InvalidArgument(_))), "{made:?}");
         }
-        // What cannot be mapped fails to start; it does not run with other rights.
+        // A source that cannot be mapped makes the start fail; it is never mounted unmapped.
         let nowhere = world.directory.join("overlay");
         for name in ["lower", "upper", "work", "merged"] {
             std::fs::create_dir_all(nowhere.join(name)).expect("made");
@@ -241,7 +241,7 @@ fn users_that_are_not_the_pods_are_refused() {
         nix::mount::umount(&merged).expect("unmounted");
         let text = started.expect_err("refused").to_string();
         assert!(text.contains("does not support mapped mounts"), "{text}");
-        // Nor do ids that the pod does not have.
+        // Ids outside of the mapping are refused, too.
         for change in [
             |security: &mut LinuxContainerSecurityContext| {
                 security.run_as_user = Some(Int64Value { value: 70_000 });
@@ -258,7 +258,7 @@ fn users_that_are_not_the_pods_are_refused() {
 }
 
 #[test]
-fn an_image_is_a_volume_of_the_pods_users() {
+fn an_image_volume_belongs_to_the_pods_users() {
     in_world(|world| async move {
         let sandbox_config = pod(&world, "own", &options());
         let sandbox = world.runtime.run_pod_sandbox(sandbox_config.clone(), "").await;
@@ -289,7 +289,7 @@ fn an_image_is_a_volume_of_the_pods_users() {
 }
 
 #[test]
-fn output_is_the_users_who_writes_it() {
+fn output_pipes_belong_to_the_containers_user() {
     in_world(|world| async move {
         let config = container("main", "echo one > /dev/stdout; sleep 600");
         let config = with_security(config, |security| {
@@ -305,7 +305,7 @@ fn output_is_the_users_who_writes_it() {
 }
 
 #[test]
-fn later_mounts_come_inside_where_that_is_wanted() {
+fn later_mounts_propagate_on_request() {
     in_world(|world| async move {
         let place = make_volume(&world);
         for name in ["first", "second"] {
@@ -335,7 +335,7 @@ fn later_mounts_come_inside_where_that_is_wanted() {
         for name in ["first", "second"] {
             nix::mount::umount(&place.join(name)).expect("nothing holds it");
         }
-        // What is mounted below is not mapped: nobody's.
+        // Mounts below are not mapped: their owners have no id inside.
         assert_eq!(text, "65534\n65534\n");
         assert_eq!(none, "");
     });

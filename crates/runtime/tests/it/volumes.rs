@@ -1,4 +1,4 @@
-//! What a pod gets besides its own files: images as volumes, ports of the node.
+//! Image volumes and host ports.
 
 use cri::*;
 use net::host_ports::none;
@@ -27,7 +27,7 @@ fn images_are_volumes() {
         assert_eq!((code, text.as_str()), (0, "/below/passwd\n"));
         let (code, _) = world.exec(&id, "touch /image/new").await;
         assert_ne!(code, 0, "an image cannot be written");
-        // The image goes, what uses it stays.
+        // After removal of the image, the container that uses it continues.
         world.runtime.remove_image(&ImageSpec::named(BUSYBOX)).await.expect("removed");
         let (code, _) = world.exec(&id, "cat /image/etc/passwd").await;
         assert_eq!(code, 0);
@@ -38,7 +38,7 @@ fn images_are_volumes() {
 }
 
 #[test]
-fn a_volume_does_not_lead_out_of_its_image() {
+fn a_sub_path_cannot_leave_its_image() {
     in_world(|world| async move {
         let pod = world.pod("pod");
         let sandbox = world.runtime.run_pod_sandbox(pod.clone(), "").await.expect("sandbox");
@@ -52,7 +52,7 @@ fn a_volume_does_not_lead_out_of_its_image() {
 }
 
 #[test]
-fn ports_of_the_node() {
+fn host_ports_lead_into_pods() {
     in_world(|world| async move {
         let mut pod = world.pod("web");
         pod.port_mappings = vec![PortMapping {
@@ -72,7 +72,7 @@ fn ports_of_the_node() {
         };
         let text = eventually("an answer", &asked).await;
         assert_eq!(text, "hello\n");
-        // Somebody flushes all rules: the next pod with a port starts, and brings back the others'.
+        // All rules are flushed: the next pod with a host port restores the others' rules, too.
         let gone = diff(&none("deca-test-hostports"), &Ruleset::default());
         Nft::open().and_then(|mut nft| nft.apply(&gone)).expect("flushed");
         let mut other = world.pod("other");
@@ -82,12 +82,12 @@ fn ports_of_the_node() {
         let text = eventually("an answer", &asked).await;
         assert_eq!(text, "hello\n");
         world.runtime.remove_pod_sandbox(&other).await.expect("removed");
-        // The next runtime has the rules, and the end of the pod takes them away.
+        // The next runtime keeps the rules, and the end of the pod removes them.
         let world = world.restarted().await;
         let text = eventually("an answer", &asked).await;
         assert_eq!(text, "hello\n");
         world.runtime.stop_pod_sandbox(&sandbox).await.expect("stopped");
-        // The loopback of this world is down: a connection to the node itself gets no answer at all.
+        // The namespace's loopback is down: a connection to the node itself gets no answer.
         let limit = std::time::Duration::from_secs(2);
         let answer = tokio::time::timeout(limit, asked()).await;
         assert!(!matches!(answer, Ok(Some(_))), "nothing listens on the node itself");

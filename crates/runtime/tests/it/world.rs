@@ -1,4 +1,4 @@
-//! A node of the test's own: namespaces, a data directory, cgroups, an image of busybox.
+//! A node for one test: namespaces, a data directory, cgroups, an image of busybox.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -20,13 +20,13 @@ pub struct World {
     pub runtime: Embedded,
     pub config: Config,
     pub directory: PathBuf,
-    /// The cgroup that all of this test's are below.
+    /// The parent of all cgroups of this test.
     pub cgroup: String,
     pub tasks: Tasks,
 }
 
-/// Runs a test on a thread with namespaces of its own; whatever threads it starts share them.
-/// Afterwards nothing may be left of what the runtime made.
+/// Runs a test on a thread with its own namespaces; threads that it starts share them. Afterwards
+/// nothing of the runtime may be left.
 pub fn in_world<F: Future<Output = ()>>(test: impl FnOnce(World) -> F + Send) {
     if !nix::unistd::geteuid().is_root() {
         println!("skipped: needs root");
@@ -69,7 +69,7 @@ pub fn in_world<F: Future<Output = ()>>(test: impl FnOnce(World) -> F + Send) {
     });
 }
 
-/// The calling thread leaves the host's network and mounts.
+/// Moves the calling thread to new network and mount namespaces.
 pub fn own_namespaces() {
     unshare(CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWNET).expect("namespaces");
     let none = None::<&str>;
@@ -90,7 +90,7 @@ fn cgroup_of(directory: &Path) -> String {
     format!("/{}", directory.file_name().expect("it has a name").to_string_lossy())
 }
 
-/// Who was killed takes a moment to be gone.
+/// Killed processes take a moment to disappear.
 fn assert_nothing_left(directory: &Path, cgroup: &str) {
     let gone = testkit::wait::until(LIMIT, "all is gone", || {
         Ok(nothing_is_left(directory, cgroup).map_err(std::io::Error::other)?)
@@ -116,7 +116,7 @@ fn nothing_is_left(directory: &Path, cgroup: &str) -> std::result::Result<(), St
     let groups = std::fs::read_dir("/sys/fs/cgroup").expect("cgroups").flatten();
     let groups: Vec<PathBuf> =
         groups.map(|entry| entry.path().join(cgroup.trim_start_matches('/'))).collect();
-    // Pods' cgroups are the kubelet's; here that is us.
+    // The kubelet creates the pods' cgroups; in this test we do.
     groups.iter().for_each(|path| remove_empty(path));
     let rest = [directory.join("data"), directory.join("run")];
     match groups.iter().chain(&rest).find(|path| path.exists()) {
@@ -143,7 +143,7 @@ impl World {
         Self { runtime, config, directory: directory.to_owned(), cgroup, tasks }
     }
 
-    /// As after a kill: nothing of the old backend is asked or used.
+    /// Simulates a kill: nothing of the old backend is used.
     pub async fn restarted(self) -> Self {
         self.tasks.shutdown(LIMIT).await;
         drop(self.runtime);
@@ -177,7 +177,7 @@ impl World {
         }
     }
 
-    /// Makes and starts a pod with one container; returns both ids.
+    /// Creates and starts a pod with one container; returns both ids.
     pub async fn run(&self, name: &str, container: ContainerConfig) -> (String, String) {
         let pod = self.pod(name);
         let sandbox = self.runtime.run_pod_sandbox(pod.clone(), "").await.expect("sandbox");
@@ -196,7 +196,7 @@ impl World {
         id
     }
 
-    /// Waits for the end.
+    /// Waits for the container's exit.
     pub async fn ended(&self, id: &str) -> ContainerStatus {
         let mut events = self.runtime.events().await.expect("events");
         let wait = async {
@@ -239,7 +239,7 @@ pub fn sh(script: &str) -> Vec<String> {
     ["/bin/sh", "-c", script].map(str::to_owned).to_vec()
 }
 
-/// A container that runs a shell script, as the kubelet would ask for it.
+/// A container that runs a shell script, configured like the kubelet's.
 pub fn container(name: &str, script: &str) -> ContainerConfig {
     ContainerConfig {
         metadata: Some(ContainerMetadata { name: name.into(), attempt: 0 }),
@@ -273,5 +273,5 @@ pub fn with_security(
     config
 }
 
-/// Asks again until it is so; for what other programs do and send no event of.
+/// Polls until the condition holds; for programs that send no events.
 pub use testkit::wait::found as eventually;

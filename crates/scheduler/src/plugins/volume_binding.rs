@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use client::{Api, Client, ErrorExt, Patch, PatchParams, PostParams};
+use client::{Api, Client, ErrorExt, ObjectKey, Patch, PatchParams, PostParams};
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
@@ -130,7 +130,8 @@ impl VolumeBinding {
             }
         }
         if !found.waiting.is_empty() {
-            found.free = self.volumes.volumes();
+            let claims = found.waiting.iter().map(|one| ObjectKey::of(&one.claim.metadata));
+            found.free = self.volumes.free_for(&claims.collect::<Vec<_>>());
         }
         Ok(found)
     }

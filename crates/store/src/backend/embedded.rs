@@ -1,4 +1,4 @@
-//! The default backend: one process, one file, everything live in memory.
+//! The default backend: one process, one file, all live values in memory.
 //!
 //! ```text
 //!  txn, leases, compact ─► queue ─► committer ─► durable (redb: the log)
@@ -8,12 +8,12 @@
 //!                                           a task per watch ─► catches up from ring or disk
 //! ```
 //!
-//! In: the [`Store`] calls, from any runtime. Out: shared bytes. Reads never touch the disk, but
-//! for those of a revision older than the ring.
+//! In: the [`Store`] calls, from any runtime. Out: shared bytes. Reads do not touch the disk, except
+//! reads of a revision older than the ring.
 //!
 //! Invariants: one writer (the committer's thread); nothing is visible before it is durable; state
-//! is updated before watches are told, and both before the caller is answered; whoever drops or
-//! closes the store gets the file back closed.
+//! is updated before watches get events, and both before the caller gets its answer; after drop or close
+//! the file is closed.
 //!
 //! Locks, in the order in which they may be taken: `state`, `hub`, `durable`; none across an await.
 
@@ -62,9 +62,9 @@ mod tests;
 pub use durable::{Verified, verify};
 pub use restore::{MARK, restore};
 
-/// Requests that may wait for the committer; more wait in their callers.
+/// Requests that may wait for the committer; further callers wait.
 const QUEUE: usize = 4096;
-/// How long watches get to see the end.
+/// How long watches get to receive the end.
 const SHUTDOWN: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Debug)]
@@ -79,9 +79,9 @@ pub struct Options {
     pub ring_bytes: usize,
     /// Items that may wait in a watch before it counts as slow.
     pub watch_queue: usize,
-    /// The file is written anew when it takes so much more than twice what is in it.
+    /// The file is rewritten when it exceeds twice its used bytes by this much.
     pub slack_bytes: u64,
-    /// Off only where a power loss may cost the data (a crash of the process never does).
+    /// Disable it only if a power loss may lose the data (a crash of the process never does).
     pub sync: bool,
 }
 
@@ -109,16 +109,16 @@ impl Options {
     }
 }
 
-/// What the committer, the watches and the readers share.
+/// The state shared by the committer, the watches and the readers.
 struct Shared {
     durable: Durable,
-    /// Written by the committer only, for as long as it takes to put a batch in.
+    /// Only the committer writes it, while it applies a batch.
     state: RwLock<State>,
     hub: Mutex<Hub>,
-    /// For monitors; held for as long as it takes to add a number.
+    /// For metrics; locked to add a number.
     commits: Mutex<Histogram>,
     closed: AtomicBool,
-    /// Gone when the store is closed. Held for a push that never waits: `places` bounds the queue.
+    /// `None` when the store is closed. Locked for a push that never waits: `places` limits the queue.
     queue: Mutex<Option<SyncSender<Request>>>,
     places: Arc<Semaphore>,
 }
@@ -130,7 +130,7 @@ impl Shared {
         queue.as_ref().ok_or_else(closed)?.try_send(request).map_err(|_| closed())
     }
 
-    /// Requests that have not been answered.
+    /// Requests without an answer yet.
     fn in_flight(&self) -> usize {
         QUEUE.saturating_sub(self.places.available_permits())
     }
@@ -155,10 +155,10 @@ impl Shared {
         if self.closed.load(Ordering::Acquire) { Err(closed()) } else { Ok(()) }
     }
 
-    /// Nobody writes any more: ends the watches and closes the file.
+    /// No more writes come: ends the watches and closes the file.
     fn end(&self) {
         self.closed.store(true, Ordering::Release);
-        // A poisoned lock means that this is the unwinding of the panic that did it.
+        // A poisoned lock means that its panic is unwinding now.
         if let Ok(mut hub) = self.hub.lock() {
             hub.close();
         }
@@ -196,7 +196,7 @@ impl Embedded {
         let (state, loaded) = loading::load(&durable, options.ring_bytes)?;
         let hub = Mutex::new(Hub::new(state.revision));
         let state = RwLock::new(state);
-        // One place more than there are permits, for the end of a rewriting.
+        // One more than there are permits, for the end of a rewrite.
         let (queue, requests) = sync_channel(QUEUE + 1);
         let shared = Arc::new(Shared {
             durable,
@@ -228,7 +228,7 @@ impl Embedded {
         answered.await.unwrap_or_else(|_| Err(closed()))
     }
 
-    /// Lets the committer finish what is queued; returns its thread, the first time.
+    /// Lets the committer finish the queue; returns its thread at the first call.
     fn stop(&self) -> Option<JoinHandle<()>> {
         self.shared.closed.store(true, Ordering::Release);
         self.shared.queue.lock().expect("no panic while it is held").take();
@@ -237,7 +237,7 @@ impl Embedded {
     }
 }
 
-/// Waits for the committer, so that whoever opens the directory next finds it free.
+/// Waits for the committer, so that the directory is free for the next open.
 impl Drop for Embedded {
     fn drop(&mut self) {
         if let Some(thread) = self.stop() {
@@ -248,7 +248,7 @@ impl Drop for Embedded {
 
 fn join(thread: JoinHandle<()>) {
     if thread.join().is_err() {
-        tracing::error!("the store's thread had panicked");
+        tracing::error!("the store's thread panicked");
     }
 }
 
@@ -344,7 +344,7 @@ impl Store for Embedded {
         })
     }
 
-    /// Leases are listed before and after the values: one that a value hangs on is in a list.
+    /// Lists leases before and after the values, so that every value's lease is in a list.
     async fn snapshot(&self) -> Result<Snapshot> {
         let mut leases = self.leases().await?;
         let (revision, kvs) = {
@@ -372,7 +372,7 @@ impl Store for Embedded {
         if let Some(thread) = self.stop()
             && let Err(error) = tokio::task::spawn_blocking(move || join(thread)).await
         {
-            tracing::error!(%error, "the store's thread was not awaited");
+            tracing::error!(%error, "failed to wait for the store's thread");
         }
         self.watches.shutdown(SHUTDOWN).await;
     }

@@ -1,8 +1,8 @@
-//! A store in memory for simulations, and the oracle of the model test.
+//! A store in memory for simulations; also the oracle of the model test.
 //!
-//! Naive on purpose: one map, one list of all events above the floor, past states by replaying it.
-//! No threads and no disk; tasks run on the caller's runtime, so that on a current-thread runtime
-//! with a seed everything happens twice the same way.
+//! Naive on purpose: one map, one list of all events above the floor; past states are replayed. No threads
+//! and no disk; tasks run on the caller's runtime, so that runs on a seeded current-thread runtime are
+//! reproducible.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -33,7 +33,7 @@ pub struct Sim {
 struct Inner {
     /// Never held across an await.
     model: Mutex<Model>,
-    /// Wakes watches and the lease task: something has changed.
+    /// Wakes watches and the lease task after a change.
     changed: watch::Sender<()>,
 }
 
@@ -43,13 +43,13 @@ struct Model {
     /// The state before the first event in `log`.
     base: Map,
     log: Vec<(Revision, Arc<[Event]>)>,
-    /// When each revision of the log came to be, in milliseconds since 1970.
+    /// The time of each revision in the log, in milliseconds since 1970.
     times: Vec<(u64, Revision)>,
     live: Map,
     revision: Revision,
     floor: Revision,
     leases: BTreeMap<LeaseId, (Duration, Instant)>,
-    /// The task that ends leases runs.
+    /// Whether the task that ends leases runs.
     expires: bool,
     closed: bool,
 }
@@ -71,14 +71,14 @@ impl Sim {
         Arc::new(Self { inner: Arc::new(inner), tasks: Tasks::new("simulated store") })
     }
 
-    /// Sees to it that somebody ends leases.
+    /// Starts the task that ends leases, once.
     fn end_leases(&self) {
         if !std::mem::replace(&mut self.inner.model().expires, true) {
             self.tasks.spawn("simulated leases", expire(self.inner.clone()));
         }
     }
 
-    /// Does something to the model, unless it is closed, and wakes who waits for changes.
+    /// Changes the model, unless it is closed, and wakes the waiters.
     fn with<T>(&self, act: impl FnOnce(&mut Model) -> Result<T>) -> Result<T> {
         let result = act(&mut *self.inner.open_model()?);
         self.inner.changed.send_replace(());
@@ -97,7 +97,7 @@ impl Inner {
     }
 }
 
-/// Ends leases at their time.
+/// Ends leases when their time is over.
 async fn expire(inner: Arc<Inner>) {
     let mut changed = inner.changed.subscribe();
     loop {
@@ -326,7 +326,7 @@ struct Cursor {
     next: Revision,
     sender: mpsc::Sender<WatchItem>,
     asked: mpsc::Receiver<()>,
-    /// Owes a `Progress` once caught up.
+    /// It must send a `Progress` once it has caught up.
     owes: bool,
 }
 
@@ -356,7 +356,7 @@ impl Cursor {
         }
     }
 
-    /// The next item, if there is one to send now.
+    /// The next item, if there is one now.
     fn step(&mut self) -> Option<WatchItem> {
         let model = self.inner.model();
         if self.next < model.floor {
@@ -371,7 +371,7 @@ impl Cursor {
                 return Some(WatchItem::Events(*revision, events.into()));
             }
         }
-        // A cursor without need to wait for its start stands behind everything now.
+        // A cursor that does not wait for a future start has passed everything now.
         self.next = self.next.max(Revision(model.revision.0 + 1));
         std::mem::take(&mut self.owes).then_some(WatchItem::Progress(model.revision))
     }

@@ -1,9 +1,9 @@
-//! A bbolt database written in one go, front to back.
+//! Writes a bbolt database sequentially.
 //!
 //! ```text
-//! page 0, 1   meta        where the root is, how many pages there are, FNV-1a of that
+//! page 0, 1   meta        the root's page, the number of pages, FNV-1a of both
 //! page 2      free list   empty
-//! page 3…     root        a leaf: the tables by name; small ones lie inside of it
+//! page 3…     root        a leaf: the tables by name; small ones are stored inside it
 //! then        table key   its leaves, then its branches, level by level; the last is its root
 //! then        table lease the same
 //!
@@ -12,9 +12,9 @@
 //! branch      offset u32 · key size u32 · page u64
 //! ```
 //!
-//! Little endian; an offset counts from its own element; a page that needs more room than
-//! [`PAGE`] is followed by `overflow` more. All that is known before the first byte is written: the
-//! sizes of values decide where everything lies.
+//! Little endian; an offset counts from its own element; a page larger than [`PAGE`] has `overflow` more
+//! pages. The layout is known before the first byte is written, because the sizes of values determine
+//! all positions.
 
 use std::io::{self, Write};
 
@@ -29,14 +29,14 @@ pub const BRANCH: u16 = 0x01;
 pub const LEAF: u16 = 0x02;
 pub const META: u16 = 0x04;
 pub const FREE_LIST: u16 = 0x10;
-/// Of a leaf's element: it is a table.
+/// The flag of a leaf's element that is a table.
 pub const TABLE: u32 = 1;
 
-/// The tables that etcd expects to find, besides `key`, `lease` and `meta`; in their order.
+/// The tables that etcd expects, besides `key`, `lease` and `meta`; in order.
 const EMPTY: [&str; 7] =
     ["alarm", "auth", "authRoles", "authUsers", "cluster", "members", "members_removed"];
 
-/// A key, and how long its value is.
+/// A key, and the size of its value.
 pub struct Item {
     pub key: Vec<u8>,
     pub size: usize,
@@ -44,7 +44,7 @@ pub struct Item {
 
 type Rows = Vec<(Vec<u8>, Vec<u8>)>;
 
-/// Where everything lies.
+/// The positions of everything.
 pub struct Layout {
     root: Vec<u8>,
     root_pages: u64,
@@ -55,7 +55,7 @@ pub struct Layout {
     pages: u64,
 }
 
-/// Some consecutive elements in one page (and its overflow).
+/// Consecutive elements in one page (and its overflow).
 struct Span {
     page: u64,
     pages: u64,
@@ -66,7 +66,7 @@ struct Span {
 #[derive(Default)]
 struct Tree {
     leaves: Vec<Span>,
-    /// From the one above the leaves up to the root; each element names a span of the level below.
+    /// From the level above the leaves up to the root; each element names a span of the level below.
     branches: Vec<Vec<Span>>,
     root: u64,
 }
@@ -179,8 +179,8 @@ fn branch_page<'a>(
     page
 }
 
-/// Cuts elements (by the bytes of each beside its header) into pages; at least one, that may be
-/// empty.
+/// Distributes elements to pages, by their bytes besides the header; returns at least one page, which may
+/// be empty.
 fn spans(next: &mut u64, sizes: impl Iterator<Item = usize>) -> Vec<Span> {
     let mut spans: Vec<Span> = vec![];
     let (mut first, mut count, mut used) = (0, 0, HEADER);
@@ -252,7 +252,7 @@ fn table_count() -> usize {
     EMPTY.len() + 3
 }
 
-/// The leaf that names all tables; its own header is filled in later.
+/// The leaf with all tables; its own header is written later.
 fn root_leaf(keys: u64, leases: u64, meta: &Rows) -> Vec<u8> {
     let table = |root: u64| [root.to_le_bytes(), 0_u64.to_le_bytes()].concat();
     let inside = |rows: &Rows| [table(0), leaf(rows, 0)].concat();

@@ -1,7 +1,7 @@
-//! A snapshot, ours or a real etcd's, back into keys and leases.
+//! Reads a snapshot, ours or a real etcd's, into keys and leases.
 //!
-//! Nothing in the file is believed: every offset is checked, and no page is read twice, so that a
-//! damaged file ends in an error.
+//! The file is not trusted: every offset is checked, and no page is read twice, so that a damaged file
+//! gives an error.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -18,22 +18,22 @@ use super::bolt::{
 use super::{CHECKSUM, damaged, wire};
 use crate::{Error, KeyValue, LeaseId, Result, Revision};
 
-/// What a snapshot holds.
+/// The content of a snapshot.
 #[derive(Debug)]
 pub struct Content {
-    /// That of the store when it was taken.
+    /// The store's revision when the snapshot was taken.
     pub revision: Revision,
-    /// What lived, in key order.
+    /// The live keys, in order.
     pub kvs: Vec<KeyValue>,
-    /// Ids and seconds to live, in the order of ids.
+    /// Ids and times to live in seconds, in the order of ids.
     pub leases: Vec<(LeaseId, i64)>,
-    /// CRC-32C over all tables, as `etcdutl snapshot status` tells it.
+    /// CRC-32C over all tables, as in `etcdutl snapshot status`.
     pub hash: u32,
-    /// Of the database, without the checksum.
+    /// The size of the database, without the checksum.
     pub size: u64,
 }
 
-/// Reads all of it. `checked`: only if it ends with its checksum (the file inside of an etcd's data
+/// Reads the whole file. `checked`: requires its checksum at the end (the file inside of an etcd's data
 /// directory has none).
 pub fn read(path: &Path, checked: bool) -> Result<Content> {
     let cannot =
@@ -43,10 +43,10 @@ pub fn read(path: &Path, checked: bool) -> Result<Content> {
     let has_checksum = length % 512 == CHECKSUM as u64;
     if checked {
         if !has_checksum {
-            return Err(damaged("it has no checksum at its end"));
+            return Err(damaged("the file has no checksum at its end"));
         }
         check_sum(&mut file, length).map_err(cannot)?.then_some(()).ok_or_else(|| {
-            damaged("its checksum does not fit; it was cut or changed after it was written")
+            damaged("its checksum does not match; the file was truncated or changed after it was written")
         })?;
     }
     let size = if has_checksum { length - CHECKSUM as u64 } else { length };
@@ -76,14 +76,14 @@ struct Database {
     seen: BTreeSet<u64>,
 }
 
-/// A row of a table: its flags, key and value.
+/// Called with a row of a table: its flags, key and value.
 type Each<'a> = &'a mut dyn FnMut(u32, &[u8], &[u8]) -> Result<()>;
 /// The same without the page's flags.
 type EachRow<'a> = dyn FnMut(&[u8], &[u8]) -> Result<()> + 'a;
 
 impl Database {
     fn open(file: File, size: u64) -> Result<Self> {
-        // The second one lies behind the first, which may be damaged, on pages of this size.
+        // The second meta page follows the first, which may be damaged, on pages of this size.
         let metas = [0, PAGE as u64].into_iter().filter_map(|at| {
             let mut page = [0; HEADER + META_SIZE];
             file.read_exact_at(&mut page, at).ok()?;
@@ -91,7 +91,7 @@ impl Database {
         });
         let newest = metas.max_by_key(|(transaction, ..)| *transaction);
         let (_, page_size, root) =
-            newest.ok_or_else(|| damaged("it is no database that etcd would know"))?;
+            newest.ok_or_else(|| damaged("the file is not an etcd database"))?;
         Ok(Self { file, size, page_size, root, seen: BTreeSet::new() })
     }
 
@@ -112,11 +112,11 @@ impl Database {
         Ok(reading.finish(self.size))
     }
 
-    /// The rows of a table, whose place is a page or the value itself.
+    /// The rows of a table, which is stored in a page or inside the value itself.
     fn table(&mut self, place: &[u8], each: &mut EachRow<'_>) -> Result<()> {
         let root = u64_at(place, 0)?;
         let page = match root {
-            0 => place.get(HEADER..).ok_or_else(|| damaged("a table is cut"))?.to_vec(),
+            0 => place.get(HEADER..).ok_or_else(|| damaged("a table is truncated"))?.to_vec(),
             page => self.page(page)?,
         };
         self.walk(page, 0, &mut |_, key, value| each(key, value))
@@ -147,7 +147,7 @@ impl Database {
     }
 
     fn walk(&mut self, page: Vec<u8>, depth: usize, each: Each<'_>) -> Result<()> {
-        /// No tree is that high: each level multiplies by two at least.
+        /// No valid tree is this deep: each level at least doubles the size.
         const DEEPEST: usize = 64;
         let flags = u16_at(&page, 8)?;
         let count = usize::from(u16_at(&page, 10)?);
@@ -157,7 +157,7 @@ impl Database {
                 let start = at.checked_add(offset)?;
                 page.get(start..start.checked_add(size)?)
             };
-            let cut = || damaged("a row is cut");
+            let cut = || damaged("a row is truncated");
             if flags & LEAF != 0 {
                 let number = |k: usize| u32_at(&page, at + 4 * k);
                 let (offset, key, value) =
@@ -169,7 +169,7 @@ impl Database {
                 let child = self.page(u64_at(&page, at + 8)?)?;
                 self.walk(child, depth + 1, each)?;
             } else {
-                return Err(damaged("a page is of no known kind"));
+                return Err(damaged("a page has an unknown type"));
             }
         }
         Ok(())
@@ -203,12 +203,12 @@ impl Reading {
         match table {
             b"key" => {
                 let (revision, is_delete) = wire::parse_revision_key(key)
-                    .ok_or_else(|| damaged("a key of the table of revisions is none"))?;
+                    .ok_or_else(|| damaged("a key of the table of revisions is invalid"))?;
                 self.revision = self.revision.max(revision);
                 let kv = wire::parse_key_value(value).ok_or_else(|| {
-                    damaged(format!("the value written at revision {revision} is none"))
+                    damaged(format!("the value at revision {revision} is invalid"))
                 })?;
-                // What `etcdutl snapshot restore --bump-revision` adds has no key.
+                // `etcdutl snapshot restore --bump-revision` adds records without a key.
                 if is_delete {
                     self.live.remove(&kv.key);
                 } else if !kv.key.is_empty() {
@@ -217,12 +217,12 @@ impl Reading {
             }
             b"lease" => {
                 let (id, ttl) =
-                    wire::parse_lease(value).ok_or_else(|| damaged("a lease is none"))?;
+                    wire::parse_lease(value).ok_or_else(|| damaged("a lease is invalid"))?;
                 self.leases.insert(id, ttl);
             }
             b"meta" if key == b"scheduledCompactRev" || key == b"finishedCompactRev" => {
                 let (revision, _) = wire::parse_revision_key(value)
-                    .ok_or_else(|| damaged("the compacted revision is none"))?;
+                    .ok_or_else(|| damaged("the compacted revision is invalid"))?;
                 self.revision = self.revision.max(revision);
             }
             _ => {}
@@ -241,7 +241,7 @@ impl Reading {
     }
 }
 
-/// CRC-32C, a bit at a time by table.
+/// CRC-32C by a table of bytes.
 struct Crc32c {
     table: [u32; 256],
     state: u32,
@@ -271,7 +271,7 @@ impl Crc32c {
 
 fn at<const N: usize>(bytes: &[u8], at: usize) -> Result<[u8; N]> {
     let part = bytes.get(at..).and_then(|rest| rest.first_chunk::<N>());
-    part.copied().ok_or_else(|| damaged("a page is cut"))
+    part.copied().ok_or_else(|| damaged("a page is truncated"))
 }
 
 fn u16_at(bytes: &[u8], offset: usize) -> Result<u16> {

@@ -4,13 +4,13 @@ use bytes::Bytes;
 
 use crate::{KeyValue, LeaseId, Revision, Value};
 
-/// The version of etcd whose tables these are.
+/// The version of etcd with these tables.
 const STORAGE_VERSION: &[u8] = b"3.6.0";
 
 /// The last byte of the key of a delete.
 pub const DELETED: u8 = b't';
 
-/// `revision _ index`, big endian: the order of keys is that of history.
+/// `revision _ index`, big endian: the order of keys is the order of history.
 pub fn revision_key(revision: Revision, index: u64) -> [u8; 17] {
     let mut key = [b'_'; 17];
     key[..8].copy_from_slice(&revision.0.to_be_bytes());
@@ -18,7 +18,7 @@ pub fn revision_key(revision: Revision, index: u64) -> [u8; 17] {
     key
 }
 
-/// The revision of such a key, and whether it marks a delete.
+/// Parses such a key: its revision, and whether it marks a delete.
 pub fn parse_revision_key(key: &[u8]) -> Option<(Revision, bool)> {
     let is_delete = match key.len() {
         17 => false,
@@ -29,7 +29,7 @@ pub fn parse_revision_key(key: &[u8]) -> Option<(Revision, bool)> {
     (key[8] == b'_').then_some((Revision(revision), is_delete))
 }
 
-/// What the table `meta` must say, by name.
+/// The required rows of the table `meta`.
 pub fn meta(revision: Revision) -> Vec<(Vec<u8>, Vec<u8>)> {
     let row = |name: &str, value: &[u8]| (name.as_bytes().to_vec(), value.to_vec());
     let compacted = revision_key(revision, 0);
@@ -55,7 +55,7 @@ fn varint_size(number: u64) -> usize {
     (64 - (number | 1).leading_zeros() as usize).div_ceil(7)
 }
 
-/// A number under a field number below 16; zero is not on the wire.
+/// Appends a number with a field number below 16; zero is omitted.
 fn number(field: u8, number: u64, out: &mut Vec<u8>) {
     if number != 0 {
         out.push(field << 3);
@@ -71,7 +71,7 @@ fn bytes(field: u8, bytes: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// Its bytes come into being here, where they are written.
+/// Unpacks the value only here, where it is written.
 fn value(value: &Value, out: &mut Vec<u8>) {
     if !value.is_empty() {
         out.push((5 << 3) | 2);
@@ -107,13 +107,13 @@ pub fn lease(id: LeaseId, ttl_seconds: i64) -> Vec<u8> {
     out
 }
 
-/// A field of a message: its number, and what it holds.
+/// A field's content in a message.
 enum Field<'a> {
     Number(u64),
     Bytes(&'a [u8]),
 }
 
-/// The fields of a message; `None` where the bytes are none.
+/// The fields of a message; `None` if the bytes are invalid.
 fn fields<'a>(mut rest: &'a [u8], mut each: impl FnMut(u64, Field<'a>)) -> Option<()> {
     while !rest.is_empty() {
         let tag = take_varint(&mut rest)?;
@@ -181,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_message_comes_back_and_its_size_was_known() {
+    fn a_message_is_decoded_and_its_size_was_known() {
         for lease in [0, 1, -1, i64::MAX] {
             let kv = KeyValue {
                 key: Bytes::from_static(b"/registry/a"),
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn revision_keys_come_back() {
+    fn revision_keys_are_decoded() {
         let key = revision_key(Revision(7), 3);
         assert_eq!(parse_revision_key(&key), Some((Revision(7), false)));
         let marked = [&key[..], b"t"].concat();

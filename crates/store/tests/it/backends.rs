@@ -19,7 +19,7 @@ fn the_embedded_backend_keeps_the_contract() {
 }
 
 #[test]
-fn the_embedded_backend_keeps_it_with_history_on_disk_only() {
+fn the_embedded_backend_keeps_the_contract_with_history_on_disk_only() {
     run(backend("embedded"), usize::MAX, &[], |lab| {
         lab.options.ring_bytes = 0;
         lab.options.watch_queue = 1;
@@ -31,7 +31,7 @@ fn the_simulated_backend_keeps_the_contract() {
     run(backend("sim"), usize::MAX, &[], |_| {});
 }
 
-/// Values back to front at rest.
+/// Reverses values at rest.
 struct Reversed;
 
 impl Transform for Reversed {
@@ -52,15 +52,15 @@ static TRANSFORMED: Backend = Backend {
 
 #[test]
 fn a_transformed_store_keeps_the_contract() {
-    // It compares no values, and what it saves looks as at rest.
+    // It does not compare values, and its snapshots have values at rest.
     let except =
         ["comparisons_are_over_all_keys_of_a_range", "a_snapshot_holds_what_lives_and_its_leases"];
     run(&TRANSFORMED, usize::MAX, &except, |_| {});
 }
 
-/// Without faults; those are in the embedded backend's own tests.
+/// Without failures; those are in the embedded backend's own tests.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn concurrent_calls_have_an_order() {
+async fn concurrent_calls_are_linearizable() {
     let seed = crate::model::number("LINEAR_SEED", 1);
     for name in ["embedded", "sim"] {
         let lab = crate::lab::Lab::new(backend(name));

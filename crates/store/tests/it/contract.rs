@@ -1,4 +1,4 @@
-//! The contract: what each call means, whatever the backend.
+//! The contract: the meaning of each call, for every backend.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -19,7 +19,7 @@ use crate::lab::{
 type Running = Pin<Box<dyn Future<Output = ()>>>;
 type Case = (&'static str, fn(Lab) -> Running);
 
-/// Every async function below, by name.
+/// The async functions below, by name.
 macro_rules! cases {
     ($($name:ident),* $(,)?) => { &[$((stringify!($name), |lab| Box::pin($name(lab)))),*] };
 }
@@ -75,8 +75,8 @@ const CASES: &[Case] = cases![
     a_closed_store_refuses,
 ];
 
-/// Runs every case but those named, each on a thread and a store of its own, some at once, and names
-/// those that failed.
+/// Runs every case except the named ones, each on its own thread and store, some concurrently, and names
+/// the failed ones.
 pub fn run(backend: &'static Backend, at_once: usize, except: &[&str], adapt: fn(&mut Lab)) {
     let run_one = |case: fn(Lab) -> Running| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -208,7 +208,7 @@ async fn what_changes_nothing_takes_no_revision(lab: Lab) {
     assert_eq!(s.run(vec![fetch("a")]).await, Revision(2));
     assert_eq!(s.delete("b").await, Revision(2));
     assert_eq!(s.txn(vec![absent("a")], vec![put("a", "2")], vec![]).await.revision, Revision(2));
-    // The same value again is a change.
+    // Writing the same value again is a change.
     assert_eq!(s.put("a", "1").await, Revision(3));
 }
 
@@ -525,7 +525,7 @@ async fn a_slow_watcher_misses_nothing_and_delays_nobody(lab: Lab) {
     let mut slow = s.watch("", None).await;
     let mut quick = s.watch("", None).await;
     const WRITES: u64 = 3000;
-    // A server gives each of them so many seconds, and a busy machine does not do all of them at once.
+    // A server gives each of them a limited time, and a busy machine cannot do all of them at once.
     const AT_ONCE: u64 = 100;
     let write = |i: u64| {
         let store = store.clone();
@@ -692,7 +692,7 @@ async fn a_lease_ends_at_its_time(lab: Lab) {
     assert!(matches!(late, Err(Error::LeaseNotFound(_))), "{late:?}");
 }
 
-/// Again where a stalled machine let a lease of a second end before it was used: nothing is written then.
+/// Retries if a stalled machine let a short lease expire before its use: then nothing is written.
 async fn in_time<T>(attempt: impl AsyncFn() -> Result<T, Error>) -> T {
     loop {
         match attempt().await {
@@ -710,7 +710,7 @@ async fn a_kept_lease_outlives_another(lab: Lab) {
         if is_outlived(&s, &mut watch).await {
             return;
         }
-        // The machine stalled until the time of what was to be kept was over: that says nothing.
+        // The machine stalled until the kept lease expired: that proves nothing.
         while s.range(RangeRequest::new(prefix(""))).await.count > 0 {
             item(&mut watch).await;
         }
@@ -719,7 +719,7 @@ async fn a_kept_lease_outlives_another(lab: Lab) {
     panic!("each time the machine stalled for seconds");
 }
 
-/// One try of a lease that is kept beside others that are not; false where the machine stalled.
+/// Tries once to keep one lease alive while others expire; false if the machine stalled.
 async fn is_outlived(s: &Short<'_>, watch: &mut store::Watch) -> bool {
     const SECONDS: i64 = 6;
     let lasts = |since: Instant| since.elapsed() < Duration::from_secs(SECONDS.unsigned_abs());
@@ -818,7 +818,7 @@ async fn comparisons_are_over_all_keys_of_a_range(lab: Lab) {
     assert!(holds(one("/b"), Relation::Equal, Field::Value(bytes("3"))).await);
     assert!(holds(one("/b"), Relation::NotEqual, Field::Value(bytes("2"))).await);
     assert!(holds(one("/b"), Relation::Equal, Field::Lease(0)).await);
-    // What is not there has no value, and its numbers are 0.
+    // A missing key has no value, and its numbers are 0.
     assert!(!holds(one("/c"), Relation::NotEqual, Field::Value(bytes("2"))).await);
     assert!(holds(one("/c"), Relation::Equal, Field::ModRevision(Revision(0))).await);
 }
@@ -893,7 +893,7 @@ async fn values_are_what_was_put_however_they_are_kept(lab: Lab) {
         s.put(&format!("a{n}"), value).await;
         assert_eq!(s.get(&format!("a{n}")).await.expect("it is there").value, *value);
     }
-    // Each takes the place of another.
+    // Each value replaces another one.
     for (n, value) in values.iter().rev().enumerate() {
         let put = s.txn(vec![], vec![put(&format!("a{n}"), value)], vec![]).await;
         let OpResult::Put { previous: Some(before) } = &put.results[0] else { panic!("a value") };
@@ -995,7 +995,7 @@ async fn a_closed_store_refuses(lab: Lab) {
     store.close().await;
 }
 
-/// Runs futures at once and waits for all.
+/// Runs futures concurrently and waits for all.
 async fn together<T: Send + 'static>(
     work: impl IntoIterator<Item = impl Future<Output = T> + Send + 'static>,
 ) -> Vec<T> {

@@ -1,4 +1,4 @@
-//! A process that writes is killed, for real, again and again; what it was told is written is there.
+//! A writing process is killed repeatedly; every acknowledged write must exist.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -12,13 +12,13 @@ use crate::model::number;
 const DIR: &str = "STORE_CRASH_DIR";
 const WRITERS: usize = 8;
 
-/// The process that is killed: this very test, started by the other one.
+/// The process that is killed: this test, started by the other one.
 #[test]
 fn child_that_writes_until_it_is_killed() {
     let Ok(dir) = std::env::var(DIR) else { return };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.expect("a runtime").block_on(async {
-        // The file is written anew all the time: kills are to meet that, too.
+        // The file is rewritten all the time, so that kills happen during a rewrite, too.
         let options = Options {
             history_age: std::time::Duration::from_millis(1),
             history_revisions: 20,
@@ -35,7 +35,7 @@ fn child_that_writes_until_it_is_killed() {
                     let value = format!("{i} {}", "x".repeat((i as usize * 97) % 5000));
                     let revision = Short(&*store).put(&key, value).await;
                     let mut out = std::io::stdout().lock();
-                    // The parent reads lines; what it has read was acknowledged.
+                    // The parent reads lines; a write whose line it has read was acknowledged.
                     writeln!(out, "wrote {revision} {key} {i}").expect("the parent reads");
                 }
             });
@@ -62,7 +62,7 @@ fn kill_loses_no_acknowledged_write() {
     }
 }
 
-/// Revision, key and number of each write that was acknowledged.
+/// Revision, key and number of each acknowledged write.
 fn write_and_kill(dir: &std::path::Path, lines: usize) -> Vec<(u64, String, u64)> {
     let myself = std::env::current_exe().expect("a test has a file");
     let mut child = Command::new(myself)
@@ -78,7 +78,7 @@ fn write_and_kill(dir: &std::path::Path, lines: usize) -> Vec<(u64, String, u64)
         let line = line.expect("lines of text");
         let Some(("", write)) = line.split_once("wrote ") else { continue };
         let mut words = write.split(' ');
-        // The last line may be torn.
+        // The last line may be incomplete.
         let (Some(revision), Some(key), Some(i)) = (words.next(), words.next(), words.next())
         else {
             continue;
@@ -87,7 +87,7 @@ fn write_and_kill(dir: &std::path::Path, lines: usize) -> Vec<(u64, String, u64)
             seen.push((revision, key.to_owned(), i));
         }
         if seen.len() == lines {
-            // SIGKILL. What is still in the pipe has been acknowledged as well.
+            // SIGKILL. Lines still in the pipe were acknowledged as well.
             child.kill().expect("it runs");
         }
     }

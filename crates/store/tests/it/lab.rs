@@ -1,4 +1,4 @@
-//! What the cases share: a store in a directory of its own, and short words for its calls.
+//! Helpers of the cases: a store in its own directory, and short forms of its calls.
 
 use std::sync::Arc;
 
@@ -65,7 +65,7 @@ pub fn absent(key: &str) -> Compare {
     unchanged(key, Revision(0))
 }
 
-/// `store`'s calls in few words; they expect success.
+/// Short forms of `store`'s calls; they expect success.
 pub struct Short<'a>(pub &'a dyn Store);
 
 impl Short<'_> {

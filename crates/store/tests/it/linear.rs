@@ -1,10 +1,10 @@
-//! Is what concurrent clients saw explainable by one order of their calls, in which each call takes
-//! effect between its beginning and its end? The search is that of Wing and Gong, with remembered
-//! dead ends (as in Porcupine), key by key, since an order for each key is an order for all.
+//! A linearizability checker: is there one order of the clients' calls, in which each call takes effect
+//! between its start and end, that explains all results? It uses the search of Wing and Gong with
+//! memorized dead ends (as in Porcupine), key by key, because orders per key suffice.
 //!
-//! In: a store, a seed, and something that makes trouble meanwhile. Out: a panic with the history that
-//! nothing explains. A call whose fate is unknown (the store was unavailable) may have taken effect
-//! at any time after its beginning, or never.
+//! In: a store, a seed, and a source of failures. Out: a panic with the history that no order explains. A
+//! call of unknown outcome (the store was unavailable) may have taken effect at any time after its
+//! start, or never.
 
 #![allow(dead_code, reason = "included by the tests of several crates")]
 
@@ -24,7 +24,7 @@ pub enum Act {
     Read,
     Write(u64),
     Delete,
-    /// Writes the second if the first stands there.
+    /// Writes the second number if the key has the first.
     Swap(u64, u64),
 }
 
@@ -33,7 +33,7 @@ pub enum Saw {
     Value(State),
     Done,
     Swapped(bool),
-    /// Nobody knows whether it took effect.
+    /// It is unknown whether it took effect.
     Unknown,
 }
 
@@ -42,11 +42,11 @@ pub struct Call {
     pub act: Act,
     pub saw: Saw,
     pub begin: u64,
-    /// `u64::MAX` if its fate is unknown.
+    /// `u64::MAX` if its outcome is unknown.
     pub end: u64,
 }
 
-/// The state after the call, if it may have seen what it saw.
+/// The state after the call, if its result is possible.
 fn step(call: &Call, state: State) -> Option<State> {
     match (call.act, call.saw) {
         (Act::Read, Saw::Value(value)) => (value == state).then_some(state),
@@ -64,7 +64,7 @@ fn step(call: &Call, state: State) -> Option<State> {
     }
 }
 
-/// Whether there is an order for these calls on one key, which was not there at first.
+/// Whether these calls on one key, which does not exist at first, have an order.
 pub fn is_linearizable(calls: &[Call]) -> bool {
     let mut search = Search { calls, dead: HashSet::new() };
     search.go(vec![0; calls.len().div_ceil(64)], None)
@@ -72,7 +72,7 @@ pub fn is_linearizable(calls: &[Call]) -> bool {
 
 struct Search<'a> {
     calls: &'a [Call],
-    /// Which calls were done and what they left, from where there is no way on.
+    /// Dead ends: the calls done, and the state they left.
     dead: HashSet<(Vec<u64>, State)>,
 }
 
@@ -80,7 +80,7 @@ impl Search<'_> {
     fn go(&mut self, done: Vec<u64>, state: State) -> bool {
         let is_done = |at: usize| (done[at / 64] >> (at % 64)) & 1 == 1;
         let open = || (0..self.calls.len()).filter(|at| !is_done(*at));
-        // What has ended must come before what begins later.
+        // A call that has ended comes before calls that start later.
         let limit = open().map(|at| self.calls[at].end).min();
         let Some(limit) = limit.filter(|limit| *limit != u64::MAX) else { return true };
         if !self.dead.insert((done.clone(), state)) {
@@ -97,7 +97,7 @@ impl Search<'_> {
     }
 }
 
-/// How much is done at one time, and how often.
+/// The number of concurrent clients, keys and calls.
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
     pub clients: usize,
@@ -105,8 +105,8 @@ pub struct Load {
     pub calls: usize,
 }
 
-/// Lets clients call until each has made its calls, and checks what they saw. Returns how many calls
-/// there were, and how many of unknown fate.
+/// Runs clients until each has made its calls, and checks their results. Returns the number of calls, and
+/// of those with unknown outcome.
 pub async fn check(store: &Arc<dyn Store>, load: Load, seed: u64) -> (usize, usize) {
     println!("LINEAR_SEED={seed}");
     let clock = Arc::new(AtomicU64::new(1));
@@ -150,7 +150,7 @@ async fn run(
             _ => Act::Delete,
         };
         let begin = clock.fetch_add(1, Ordering::SeqCst);
-        // Keys of its own for each seed: they are not there at first.
+        // Each seed has its own keys, which do not exist at first.
         let saw = call(&*store, &format!("/linear/{seed}/{key}"), act).await;
         let end = match saw {
             Saw::Unknown => u64::MAX,
@@ -170,7 +170,7 @@ async fn run(
     seen
 }
 
-/// Calls that nobody knows the fate of explain too much: rather wait than make more of them.
+/// Calls of unknown outcome explain too much, so wait instead of making more of them.
 async fn works_again(store: &dyn Store) {
     let probe = || Op::Put { key: "/probe".into(), value: Bytes::new(), lease: 0 };
     let works = async {
@@ -213,9 +213,9 @@ async fn call(store: &dyn Store, key: &str, act: Act) -> Saw {
     }
 }
 
-/// The checker itself: histories that are fine, and some that are not.
+/// Tests the checker: valid and invalid histories.
 #[test]
-fn the_search_tells_good_from_bad() {
+fn the_search_accepts_only_valid_histories() {
     let call = |begin, end, act, saw| Call { act, saw, begin, end };
     let read = |begin, end, value| call(begin, end, Act::Read, Saw::Value(value));
     let write = |begin, end, value| call(begin, end, Act::Write(value), Saw::Done);
@@ -227,14 +227,14 @@ fn the_search_tells_good_from_bad() {
     check(true, &[]);
     check(true, &[write(1, 2, 7), read(3, 4, Some(7))]);
     check(false, &[write(1, 2, 7), read(3, 4, None)]);
-    // While it runs, both may be seen, but not the new one and then the old one.
+    // During a write, both values may be seen, but not the new one and then the old one.
     check(true, &[write(1, 9, 7), read(2, 3, None), read(4, 5, Some(7))]);
     check(false, &[write(1, 9, 7), read(2, 3, Some(7)), read(4, 5, None)]);
-    // Of unknown fate: late, or never.
+    // Of unknown outcome: late, or never.
     check(true, &[lost(1, 7), read(2, 3, None), read(4, 5, Some(7))]);
     check(true, &[lost(1, 7), read(2, 3, None)]);
     check(false, &[lost(1, 7), read(2, 3, Some(7)), read(4, 5, None)]);
-    // Two swaps of one value: one wins.
+    // Of two swaps of one value, one wins.
     check(true, &[write(1, 2, 1), swap(3, 6, 1, 2, true), swap(4, 5, 1, 3, false)]);
     check(false, &[write(1, 2, 1), swap(3, 6, 1, 2, true), swap(4, 5, 1, 3, true)]);
 }

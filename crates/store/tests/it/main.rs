@@ -1,5 +1,5 @@
-//! What a store is, as cases that every backend must pass; and the embedded one against the naive
-//! one, with crashes.
+//! The store's contract as cases that every backend must pass; and the embedded backend compared with the
+//! naive one, with crashes.
 
 extern crate decapod_store as store;
 

@@ -1,7 +1,7 @@
-//! The embedded store against the naive one: the same random calls on both, all answers compared,
-//! the embedded one closed or crashed and opened anew in between.
+//! Compares the embedded store with the naive one: the same random calls on both, all answers compared,
+//! the embedded one closed or crashed and reopened in between.
 //!
-//! `STORE_SEED` repeats a failure, `STORE_ROUNDS` makes a night of it.
+//! `STORE_SEED` repeats a failure, `STORE_ROUNDS` sets the number of rounds, e.g. for a nightly run.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -19,7 +19,7 @@ use crate::lab::bytes;
 const STEPS: usize = 150;
 
 #[test]
-fn the_embedded_store_does_what_the_naive_one_does() {
+fn the_embedded_store_equals_the_naive_one() {
     let first = number("STORE_SEED", 1);
     for seed in first..first + number("STORE_ROUNDS", 300) {
         println!("STORE_SEED={seed} STORE_ROUNDS=1 repeats this one");
@@ -38,9 +38,9 @@ struct Pair {
     options: Options,
     store: Arc<dyn Store>,
     oracle: Arc<dyn Store>,
-    /// The same leases under the ids of the one and of the other.
+    /// The ids of the same leases in both stores.
     leases: Vec<(i64, i64)>,
-    /// The ids of the store, of all leases that ever were, as the oracle has them.
+    /// The oracle's ids of all leases ever granted, by the store's ids.
     names: BTreeMap<i64, i64>,
     floor: Revision,
 }
@@ -91,7 +91,7 @@ impl Pair {
         format!("/{}/{}", self.random.u8(0..2), self.random.u8(0..6))
     }
 
-    /// Mostly one that can be read; often just the floor.
+    /// Mostly a readable revision; often exactly the floor.
     fn revision(&mut self, current: Revision) -> Revision {
         match self.random.u8(0..4) {
             0 => Revision(self.random.u64(1..current.0 + 2)),
@@ -109,7 +109,7 @@ impl Pair {
         }
     }
 
-    /// Several transactions at once: they share a commit, in the order in which they are sent.
+    /// Several concurrent transactions: they share a commit, in the order in which they are sent.
     async fn txns(&mut self) {
         let revision = self.oracle.revision().await.expect("open").0;
         let txns: Vec<(Txn, Txn)> =
@@ -127,7 +127,7 @@ impl Pair {
         }
     }
 
-    /// The same transaction, for the one's leases and the other's.
+    /// The same transaction for both stores, each with its lease ids.
     fn txn(&mut self, revision: u64) -> (Txn, Txn) {
         let mut compare = vec![];
         while self.random.u8(0..3) == 0 {
@@ -167,7 +167,7 @@ impl Pair {
         (op.clone(), op)
     }
 
-    /// One that is kept as it is, or one that is packed, short or long.
+    /// A value that is kept unpacked, or packed; short or long.
     fn value(&mut self) -> Vec<u8> {
         let length = self.random.usize(0..600);
         match self.random.u8(0..6) {
@@ -197,7 +197,7 @@ impl Pair {
         assert_eq!(answer, expected, "{request:?}");
     }
 
-    /// All events from some start to the present.
+    /// All events from some start to the current revision.
     async fn watch(&mut self) {
         let current = self.oracle.revision().await.expect("open");
         let start = Some(self.revision(current));
@@ -261,7 +261,7 @@ impl Pair {
         }
     }
 
-    /// Close and open; or leave it as a killed process does, and open what is on disk then.
+    /// Closes and reopens; or copies the files as after a kill, and opens the copy.
     async fn reopen(&mut self, crash: bool) {
         let dir = tempfile::tempdir().expect("a directory");
         let name = "store.redb";
@@ -278,7 +278,7 @@ impl Pair {
 
     fn show_txn(&self, answer: Result<TxnResponse>, ours: bool) -> String {
         let response = match answer {
-            // The ids of leases differ; nothing else in errors does.
+            // Only the lease ids in errors differ.
             Err(Error::LeaseNotFound(_)) => return "lease not found".into(),
             Err(error) => return error.to_string(),
             Ok(response) => response,

@@ -151,17 +151,18 @@ fn shell(name: &str, place: &str) -> Result<Image> {
     Ok(Image::new(name).layer(busybox_layer()?).layer(layer))
 }
 
-/// A shell, and the programs that specs call in it: curl, dig, nc, getent, wget. The wget of Debian's
-/// static busybox crashes with a time limit. The other wget tries twenty times by default.
+/// A shell, and the programs that specs call in it: curl, dig, nc, getent, printenv, wget. The wget of
+/// Debian's static busybox crashes with a time limit. The other wget tries twenty times by default.
 fn network_tools(name: &str) -> Result<Image> {
     let tools = [
         ("usr/bin/curl", "usr/bin/curl"),
         ("usr/bin/dig", "usr/bin/dig"),
         ("usr/bin/getent", "usr/bin/getent"),
+        ("usr/bin/printenv", "usr/bin/printenv"),
         ("bin/nc.openbsd", "usr/bin/nc"),
         ("usr/bin/wget", "usr/bin/wget"),
     ];
-    let packages = ["curl", "bind9-dnsutils", "libc-bin", "netcat-openbsd", "wget"];
+    let packages = ["curl", "bind9-dnsutils", "coreutils", "libc-bin", "netcat-openbsd", "wget"];
     let mut layer = programs_layer(&packages, &tools)?;
     layer.file("etc/wgetrc", 0o644, b"tries = 1\n")?;
     Ok(shell(name, "bin/sh")?.layer(layer))

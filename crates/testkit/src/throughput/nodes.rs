@@ -4,7 +4,8 @@
 //! heartbeats, so the run must be shorter than the grace period of silent nodes.
 //!
 //! The cost of a node must not depend on the number of nodes: `crates/binary/tests/it/scale.rs` compares
-//! two sizes by CPU, which repeats on a busy machine; seconds do not.
+//! two sizes by CPU, which repeats on a busy machine; seconds do not. [`super::hollow`] has kubelets that
+//! renew Leases and run pods.
 
 use std::path::Path;
 use std::time::Duration;
@@ -46,12 +47,6 @@ pub struct Figures {
 }
 
 /// Registers nodes, lets the server schedule pods onto them, stops the server.
-pub fn run(binary: &Path, nodes: usize, pods: usize) -> Result<Figures> {
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    runtime.block_on(measure(binary, nodes, pods))
-}
-
 pub(super) async fn measure(binary: &Path, nodes: usize, pods: usize) -> Result<Figures> {
     // The default cluster CIDR has room for 256 nodes.
     let mut server = ControlPlane::start_with(binary, &["--cluster-cidr", "10.128.0.0/9"])?;
@@ -166,7 +161,8 @@ fn node(index: usize) -> Value {
     })
 }
 
-fn pod(index: usize) -> Value {
+/// Two containers that ask for little.
+pub(super) fn pod(index: usize) -> Value {
     let container = |name: &str| {
         json!({"name": name, "image": "registry.example.com/app:1",
             "resources": {"requests": {"cpu": "10m", "memory": "16Mi"}}})

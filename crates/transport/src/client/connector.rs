@@ -1,4 +1,4 @@
-//! Opening connections: resolve, connect, shake hands, say which HTTP was agreed on.
+//! Opens connections: resolves, connects, does the TLS handshake, reports the negotiated HTTP version.
 
 use std::future::Future;
 use std::io;
@@ -21,18 +21,18 @@ use tokio::net::{TcpStream, UnixStream};
 use super::ClientError;
 use crate::host_port::is_global_unicast;
 
-/// Upstream: client-go dials for 30 s and shakes hands for 10.
+/// Upstream: client-go's timeouts, 30 s for connecting and 10 s for the handshake.
 const CONNECT: Duration = Duration::from_secs(30);
 const HANDSHAKE: Duration = Duration::from_secs(10);
 
-/// What overrides a URI's host.
+/// Overrides for a URI's host.
 #[derive(Clone, Default)]
 pub(super) struct Target {
     pub(super) unix: Option<PathBuf>,
     pub(super) server_name: Option<ServerName<'static>>,
 }
 
-/// Which addresses are dialled.
+/// Which addresses may be dialled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reach {
     Anywhere,
@@ -52,7 +52,7 @@ impl Connector {
         Self { tls: with_alpn(&tls, alpn), target, reach }
     }
 
-    /// A connection that can be upgraded.
+    /// A connector for connections that can be upgraded.
     pub(super) fn without_h2(self) -> Self {
         Self { tls: with_alpn(&self.tls, vec![b"http/1.1".to_vec()]), ..self }
     }
@@ -82,7 +82,7 @@ impl Connector {
             return Ok(Box::new(UnixStream::connect(path).await?));
         }
         let found = tokio::net::lookup_host((host(uri), port(uri)?)).await?;
-        // What was checked is dialled: a second look-up might find something else.
+        // Dials the checked addresses: a second look-up might return others.
         let addresses: Vec<SocketAddr> = found.collect();
         let is_refused = |address: &SocketAddr| !is_global_unicast(address.ip());
         if self.reach == Reach::GlobalUnicast && addresses.iter().any(is_refused) {
@@ -100,7 +100,7 @@ fn with_alpn(tls: &ClientConfig, protocols: Vec<Vec<u8>>) -> Arc<ClientConfig> {
     Arc::new(tls)
 }
 
-/// The port, or the scheme's own where there is none.
+/// The port, or the scheme's default port.
 fn port(uri: &Uri) -> io::Result<u16> {
     let own = if uri.scheme() == Some(&Scheme::HTTPS) { 443 } else { 80 };
     match (uri.port_u16(), uri.authority()) {
@@ -112,7 +112,7 @@ fn port(uri: &Uri) -> io::Result<u16> {
     }
 }
 
-/// The host without an IPv6 address's brackets.
+/// The host, without the brackets of an IPv6 address.
 fn host(uri: &Uri) -> &str {
     uri.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']')
 }
@@ -140,7 +140,7 @@ trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
 type BoxIo = Box<dyn Io>;
 
-/// A connection of any kind, and the HTTP version that was agreed on.
+/// A connection of any kind, with the negotiated HTTP version.
 pub(super) struct Stream {
     io: BoxIo,
     is_h2: bool,

@@ -23,9 +23,9 @@ const GOAWAY: u16 = 7;
 const HEADERS: u16 = 8;
 const WINDOW_UPDATE: u16 = 9;
 
-/// A control frame longer than this is refused.
+/// The limit on a control frame.
 const CONTROL_BYTES: usize = 64 << 10;
-/// Data is passed on in pieces of this size, whatever the frame's.
+/// Data is passed on in chunks of this size, independent of the frame's size.
 pub(super) const PIECE: usize = 32 << 10;
 
 pub(super) const PROTOCOL_ERROR: u32 = 1;
@@ -55,14 +55,14 @@ pub(super) enum Frame {
     GoAway {
         last: u32,
     },
-    /// A piece of a data frame; `fin` on the last piece only.
+    /// A chunk of a data frame; `fin` is set on the last chunk only.
     Data {
         stream: u32,
         data: Bytes,
         fin: bool,
     },
-    /// Settings, window updates, later headers: read, and of no interest. Neither upstream's library
-    /// nor this one sends windows; the stream's pipe is the flow control.
+    /// Settings, window updates, later headers: read and ignored. Neither upstream's library nor
+    /// this one sends windows; the stream's pipe is the flow control.
     Other,
 }
 
@@ -70,7 +70,7 @@ pub(super) enum Frame {
 pub(super) struct Reader<R> {
     io: R,
     inflater: Inflater,
-    /// The data frame that is being read: stream, bytes left, whether it ends the stream.
+    /// The current data frame: stream, bytes left, whether it ends the stream.
     data: Option<(u32, usize, bool)>,
 }
 
@@ -79,7 +79,7 @@ impl<R: AsyncRead + Unpin> Reader<R> {
         Self { io, inflater: Inflater::new(), data: None }
     }
 
-    /// The next frame; `None` at a clean end.
+    /// The next frame; `None` at a regular end.
     pub(super) async fn next(&mut self) -> Result<Option<Frame>, Error> {
         if let Some((stream, left, fin)) = self.data.take() {
             return self.piece(stream, left, fin).await.map(Some);
@@ -135,7 +135,7 @@ impl<R: AsyncRead + Unpin> Reader<R> {
                 Frame::SynReply { stream: stream()?, headers, fin }
             }
             HEADERS => {
-                // The blocks of a connection are one stream: this one must be read too.
+                // All header blocks of a connection are one zlib stream: this one must be inflated, too.
                 self.inflater.read(block(4)?)?;
                 Frame::Other
             }
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nonsense_is_an_error() {
+    async fn invalid_frames_are_errors() {
         let check = async |bytes: &[u8]| {
             assert!(Reader::new(bytes).next().await.is_err(), "{bytes:?}");
         };

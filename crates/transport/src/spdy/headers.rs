@@ -1,8 +1,8 @@
 //! Header blocks of SPDY/3: name-value pairs, compressed by one zlib stream per direction that
 //! starts from a dictionary both sides know.
 //!
-//! Reading inflates against that dictionary. Writing uses stored blocks, which any inflater reads:
-//! the few headers of a tunnel are not worth a compressor's memory.
+//! Reading inflates with that dictionary. Writing uses stored blocks, which any inflater can read:
+//! a tunnel's few headers are not worth a compressor's memory.
 
 use bytes::{BufMut, BytesMut};
 use miniz_oxide::inflate::TINFLStatus;
@@ -14,20 +14,20 @@ use super::Error;
 /// Names are lower-case.
 pub type Headers = Vec<(String, String)>;
 
-/// The value of the first header called `name`, whatever the case.
+/// The value of the first header called `name`, ignoring case.
 pub fn find<'h>(headers: &'h Headers, name: &str) -> Option<&'h str> {
     let found = headers.iter().find(|(key, _)| key.eq_ignore_ascii_case(name));
     found.map(|(_, value)| value.as_str())
 }
 
-/// A block must not blow up into more than this.
+/// The limit on an inflated block.
 const BLOCK_BYTES: usize = 256 << 10;
 /// DEFLATE's window: matches reach back this far.
 const WINDOW: usize = 32 << 10;
-/// The zlib flag that says: a dictionary is used.
+/// The zlib flag for a preset dictionary.
 const HAS_DICTIONARY: u8 = 0x20;
 
-/// The dictionary's first part: texts with their length in front, as header blocks have them.
+/// The first part of the dictionary: texts with a length prefix, as in header blocks.
 const WORDS: &[&str] = &[
     "options",
     "head",
@@ -96,7 +96,7 @@ const WORDS: &[&str] = &[
     "origin",
 ];
 
-/// And its second part, plain.
+/// The second part of the dictionary, plain.
 const TAIL: &str = concat!(
     "100101201202205206300302303304305306307402405406407408409410411412413414415416417502504505",
     "203 Non-Authoritative Information204 No Content301 Moved Permanently400 Bad Request",
@@ -117,13 +117,13 @@ fn dictionary() -> Vec<u8> {
     bytes
 }
 
-/// Reads the peer's blocks, in their order.
+/// Inflates the peer's blocks, in order.
 pub(super) struct Inflater {
     state: Box<DecompressorOxide>,
     /// The last 32 KiB of output, as a ring.
     window: Vec<u8>,
     position: usize,
-    /// The zlib header comes once, in front of the first block.
+    /// The zlib header precedes only the first block.
     is_started: bool,
 }
 
@@ -161,7 +161,7 @@ impl Inflater {
         }
     }
 
-    /// Takes the zlib header off; if it asks for the dictionary, puts that into the window.
+    /// Removes the zlib header; if it asks for the dictionary, puts that into the window.
     fn start<'b>(&mut self, block: &'b [u8]) -> Result<&'b [u8], Error> {
         let (header, rest) = block.split_at_checked(2).ok_or(Error::Protocol("no zlib header"))?;
         self.is_started = true;
@@ -174,7 +174,7 @@ impl Inflater {
         let dictionary = dictionary();
         self.window[..dictionary.len()].copy_from_slice(&dictionary);
         self.position = dictionary.len();
-        // Four bytes name the dictionary; SPDY/3 has just one.
+        // Four bytes identify the dictionary; SPDY/3 has only one.
         rest.get(4..).ok_or(Error::Protocol("no dictionary id"))
     }
 }
@@ -196,13 +196,13 @@ fn parse(mut plain: &[u8]) -> Result<Headers, Error> {
             Ok(String::from_utf8_lossy(text).into_owned())
         };
         let (name, values) = (text()?, text()?);
-        // Several values of one name are joined by NUL.
+        // NUL separates several values of one name.
         headers.extend(values.split('\0').map(|value| (name.clone(), value.to_owned())));
     }
     Ok(headers)
 }
 
-/// Writes our blocks, in their order.
+/// Writes our blocks, in order.
 pub(super) struct Deflater {
     is_started: bool,
 }
@@ -234,7 +234,7 @@ impl Deflater {
             out.put_u16_le(!length);
             out.put_slice(chunk);
         }
-        // An empty stored block: only there Go's inflater hands out what it has.
+        // An empty stored block: Go's inflater returns its output only there.
         out.put_slice(&[0, 0, 0, 0xff, 0xff]);
         out.to_vec()
     }
@@ -245,7 +245,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_dictionary_is_the_standards() {
+    fn the_dictionary_matches_the_standard() {
         let bytes = dictionary();
         assert_eq!(bytes.len(), 1423);
         let (mut a, mut b) = (1u32, 0u32);
@@ -253,7 +253,7 @@ mod tests {
             a = (a + u32::from(byte)) % 65521;
             b = (b + a) % 65521;
         }
-        // The id that SPDY/3 streams begin with.
+        // The dictionary id at the start of SPDY/3 streams.
         assert_eq!(b << 16 | a, 0xe3c6_a7c2);
     }
 
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn invalid_blocks_are_refused() {
         assert!(Inflater::new().read(b"").is_err());
         assert!(Inflater::new().read(b"\x78\x01\xff\xff\xff\xff").is_err());
         assert!(Inflater::new().read(b"\x78\xbb\xe3").is_err());

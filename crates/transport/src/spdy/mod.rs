@@ -8,14 +8,14 @@
 //! ```
 //!
 //! In: a connection and a role. Out: a [`Session`] that opens and accepts streams, and a future
-//! that moves the frames; whoever owns the session drives it.
+//! that moves the frames. The session's owner drives it.
 //!
-//! Invariants: a stream ends for its reader when the peer ended or reset it, or the connection is
-//! gone; dropping (or shutting down) the writer ends it for the peer. The driver ends when the
+//! Invariants: a stream ends for its reader when the peer ended or reset it, or when the connection
+//! is gone. Dropping (or shutting down) the writer ends it for the peer. The driver ends when the
 //! session was dropped and all streams have ended, or when the peer is gone.
 //!
-//! Why no flow control windows: neither end of upstream's uses them. A stream whose reader is slow
-//! holds up the connection once its pipe is full, as upstream's does.
+//! Why no flow control windows: neither end of upstream's uses them. As in upstream, a slow reader
+//! blocks the connection once its stream's pipe is full.
 
 mod frame;
 mod headers;
@@ -41,13 +41,13 @@ pub use headers::{Headers, find};
 
 /// The name in `Upgrade` headers.
 pub const UPGRADE: &str = "SPDY/3.1";
-/// Where both sides agree on what runs over the streams.
+/// The header that negotiates the protocol of the streams.
 pub const PROTOCOL_HEADER: &str = "x-stream-protocol-version";
 const ACCEPTED_HEADER: &str = "x-accepted-stream-protocol-versions";
 
-/// Streams at one time. Port-forward takes two per connection.
+/// The limit on concurrent streams. Port-forward uses two per connection.
 const STREAMS: usize = 1024;
-/// Frames of our own (replies, resets) that may wait.
+/// How many frames of our own (replies, resets) may wait.
 const REPLIES: usize = 256;
 
 #[derive(Debug, thiserror::Error)]
@@ -87,7 +87,7 @@ struct Open {
 }
 
 impl Session {
-    /// A stream of our own. The peer's consent is not waited for: if it refuses, the stream ends.
+    /// Opens a stream. Does not wait for the peer: if it refuses, the stream ends.
     pub async fn open(&self, headers: Headers) -> Result<Stream, Error> {
         let (stream, opened) = oneshot::channel();
         self.opens.send(Open { headers, stream }).await.map_err(|_| Error::Closed)?;
@@ -100,9 +100,8 @@ impl Session {
     }
 }
 
-/// Answers an upgrade to SPDY: the response (101, or 403 if no protocol is known to both) and the
-/// protocol that was agreed on, the client's first that is in `supported`. A client that names
-/// none gets the empty name.
+/// Answers an upgrade to SPDY: the response (101, or 403 without a common protocol), and the first
+/// of the client's protocols that is in `supported`. A client that names none gets the empty name.
 pub fn accept<'s>(headers: &HeaderMap, supported: &[&'s str]) -> (Response<()>, Option<&'s str>) {
     let offered = headers.get_all(PROTOCOL_HEADER).into_iter().filter_map(|one| one.to_str().ok());
     let offered: Vec<&str> = offered.flat_map(|one| one.split(',')).map(str::trim).collect();
@@ -135,7 +134,7 @@ pub fn accept<'s>(headers: &HeaderMap, supported: &[&'s str]) -> (Response<()>, 
 /// What both directions of the connection share.
 struct Shared {
     role: Role,
-    /// Where the peer's data goes, by stream. Inbound takes a pipe out while it writes to it.
+    /// The pipes for the peer's data, by stream. Inbound takes a pipe out while it writes to it.
     pipes: Mutex<HashMap<u32, DuplexStream>>,
 }
 
@@ -144,7 +143,7 @@ impl Shared {
         self.pipes.lock().expect("no panic under the lock").remove(&stream)
     }
 
-    /// `false` if there are too many.
+    /// `false` if there are too many streams.
     fn put(&self, stream: u32, pipe: DuplexStream) -> bool {
         let mut pipes = self.pipes.lock().expect("no panic under the lock");
         let fits = pipes.len() < STREAMS;
@@ -159,12 +158,12 @@ impl Shared {
     }
 }
 
-/// From inbound to outbound.
+/// Messages from inbound to outbound.
 enum Reply {
     Frame(Frame),
-    /// The peer opened a stream: send what this pipe yields.
+    /// The peer opened a stream: sends the content of this pipe.
     Attach(u32, DuplexStream),
-    /// The peer reset it: what its writer still says goes nowhere.
+    /// The peer reset the stream: its writer's data is dropped.
     Forget(u32),
 }
 
@@ -194,12 +193,12 @@ where
         };
         let mut inbound = std::pin::pin!(inbound.run(Reader::new(reader)));
         let outcome = tokio::select! {
-            // The peer is gone, whatever we would still say.
+            // The peer is gone: unsent data is lost.
             outcome = inbound.as_mut() => outcome,
             outcome = outbound.run(open_requests, reply_queue) => {
                 outcome?;
-                // Wait for the peer to close: going away with unread input would reset the
-                // connection and take our last bytes along.
+                // Waits for the peer to close: closing with unread input would reset the connection
+                // and lose our last bytes.
                 let _ = tokio::time::timeout(GOODBYE, inbound).await;
                 Ok(())
             }
@@ -210,7 +209,7 @@ where
     (Session { opens, incoming }, driver)
 }
 
-/// A stream's two pipes: ours and the driver's ends.
+/// The two pipes of a stream: our ends and the driver's ends.
 fn stream_pipes() -> (Stream, DuplexStream, DuplexStream) {
     let (read, read_driver) = tokio::io::duplex(PIPE);
     let (write, write_driver) = tokio::io::duplex(PIPE);
@@ -221,7 +220,7 @@ struct Inbound {
     shared: Arc<Shared>,
     accepted: mpsc::Sender<Incoming>,
     replies: mpsc::Sender<Reply>,
-    /// The peer's newest stream: ids only grow.
+    /// The peer's newest stream id: ids only grow.
     newest: u32,
 }
 
@@ -270,7 +269,7 @@ impl Inbound {
 
     async fn data(&mut self, stream: u32, data: &Bytes, fin: bool) {
         let Some(mut pipe) = self.shared.take(stream) else {
-            // Ended or unknown; data on the way when we reset it is not worth a word.
+            // Ended or unknown stream. Data that was in flight during our reset needs no reply.
             if self.shared.is_peers(stream) && stream > self.newest {
                 self.reset(stream, INVALID_STREAM).await;
             }
@@ -299,7 +298,7 @@ impl Inbound {
     }
 }
 
-/// What a stream's writer said: the stream, its pipe, and a piece (`None`: no more).
+/// A chunk from a stream's writer: the stream, its pipe, and the data (`None`: the end).
 type Said = (u32, DuplexStream, Option<Bytes>);
 
 struct Outbound<W, F> {
@@ -319,7 +318,7 @@ type Listening = std::pin::Pin<Box<dyn Future<Output = Said> + Send>>;
 fn listen(stream: u32, mut pipe: DuplexStream) -> Listening {
     Box::pin(async move {
         let mut data = BytesMut::with_capacity(PIECE);
-        // A pipe only fails by ending.
+        // Reading a pipe fails only at its end.
         let count = (&mut pipe).take(PIECE as u64).read_buf(&mut data).await.unwrap_or(0);
         (stream, pipe, (count > 0).then(|| data.freeze()))
     })
@@ -363,7 +362,7 @@ impl<W: AsyncWrite + Unpin> Outbound<W, Listening> {
         let stream = self.next_id;
         self.next_id += 2;
         let (ours, read_driver, write_driver) = stream_pipes();
-        // Too many: whoever asked sees the session as closed.
+        // Too many streams: the caller sees the session as closed.
         if self.shared.put(stream, read_driver) && open.stream.send(ours).is_ok() {
             let frame = Frame::SynStream { stream, headers: open.headers, fin: false };
             self.encoder.encode(&frame, &mut self.buffer);
@@ -391,7 +390,7 @@ impl<W: AsyncWrite + Unpin> Outbound<W, Listening> {
     }
 }
 
-/// Waits for `count` streams, as a server that knows what must come.
+/// Waits for `count` streams, which a server expects.
 pub(crate) async fn accept_all(
     session: &mut Session,
     count: usize,
@@ -423,7 +422,7 @@ mod tests {
         let (mut server, server_driver) = session(far, Role::Server);
         let payload = b"all the bytes".repeat(20_000);
         let echo = async {
-            // Echoes every stream until its end, then says goodbye.
+            // Echoes every stream until its end, then sends its tag.
             for _ in 0..3 {
                 let incoming = server.accept().await.expect("a stream");
                 let tag = find(&incoming.headers, "tag").expect("a tag").to_owned();

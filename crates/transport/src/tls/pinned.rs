@@ -1,12 +1,12 @@
-//! Certificates that are trusted by themselves, because the bundle of authorities has them.
+//! Pinned certificates: leaf certificates that are trusted because the CA bundle contains them.
 //!
-//! In: a bundle, a peer's chain. Out: whether the peer is trusted. Everything is decided by webpki,
-//! but for one case: a leaf that is in the bundle byte for byte. Webhooks and test clusters often
-//! serve a certificate that is its own authority, which webpki refuses (`CaUsedAsEndEntity`); so is
-//! a leaf whose signer is not in the bundle.
-//! Upstream: Go's `x509.Certificate.Verify` takes a leaf that is in the pool as a chain of its own.
+//! In: a bundle and a peer's chain. Out: whether the peer is trusted. webpki decides everything
+//! except one case: a leaf that is in the bundle byte for byte. Webhooks and test clusters often
+//! use a self-signed certificate, which webpki refuses (`CaUsedAsEndEntity`). It also refuses a
+//! leaf whose signer is not in the bundle.
+//! Upstream: Go's `x509.Certificate.Verify` accepts a leaf that is in the pool.
 //!
-//! Invariant: a pinned leaf still must be in its time, have the name, and serve the purpose.
+//! Invariant: a pinned leaf must still be valid in time, for the name and for the purpose.
 
 use std::sync::Arc;
 
@@ -22,14 +22,14 @@ use x509_parser::prelude::FromDer;
 
 use super::{TlsError, certificates, provider, roots};
 
-/// What a certificate is shown for.
+/// The purpose of a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
     Server,
     Client,
 }
 
-/// The certificates of a bundle, for comparison. A bundle is short: a list will do.
+/// The certificates of a bundle, for comparison. Bundles are short, so a list is enough.
 #[derive(Debug)]
 pub(super) struct Pins(Vec<CertificateDer<'static>>);
 
@@ -38,7 +38,7 @@ impl Pins {
         Ok(Self(certificates(pem)?))
     }
 
-    /// `None`: the leaf is not in the bundle, and not this one's business.
+    /// `None`: the leaf is not in the bundle, so webpki decides.
     pub(super) fn check(
         &self,
         leaf: &CertificateDer<'_>,
@@ -64,7 +64,7 @@ fn check_leaf(
     if now > leaf.validity().not_after.timestamp() {
         return Err(CertificateError::Expired);
     }
-    // Without the extension a certificate is good for everything.
+    // A certificate without the extension fits every purpose.
     let usage = leaf.extended_key_usage().map_err(|_| CertificateError::BadEncoding)?;
     let fits = usage.is_none_or(|usage| {
         let usage = usage.value;
@@ -77,7 +77,7 @@ fn check_leaf(
     if fits { Ok(()) } else { Err(CertificateError::InvalidPurpose) }
 }
 
-/// A client's view of servers: those of the bundle itself, and those that its authorities signed.
+/// Verifies servers for a client: by the bundle's own certificates, and by its authorities.
 #[derive(Debug)]
 pub(super) struct ServerPins {
     webpki: Arc<WebPkiServerVerifier>,
@@ -145,7 +145,7 @@ impl ChainVerifier {
         Ok(Self { webpki, pins: Pins::of(ca_pem)? })
     }
 
-    /// `chain` as presented, leaf first. The text of an error may be shown to the client.
+    /// Verifies `chain`, leaf first. The error text may be shown to the client.
     pub fn verify(&self, chain: &[CertificateDer<'_>], now_seconds: u64) -> Result<(), Error> {
         let (leaf, rest) = chain.split_first().ok_or(Error::NoCertificatesPresented)?;
         let now = UnixTime::since_unix_epoch(std::time::Duration::from_secs(now_seconds));
@@ -166,7 +166,7 @@ mod tests {
 
     const NOW: u64 = 1_800_000_000; // January 2027
 
-    /// A certificate that signed itself, for `webhook.svc`.
+    /// A self-signed certificate for `webhook.svc`.
     fn own(change: impl FnOnce(&mut CertificateParams)) -> String {
         let names = vec!["webhook.svc".to_owned()];
         let mut params = CertificateParams::new(names).expect("a name");
@@ -195,13 +195,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_the_bundle_is_trusted_by_itself() {
+    fn leaves_in_the_bundle_are_trusted() {
         let leaf = own(|_| {});
         let other = own(|_| {});
         check(&leaf, &leaf, "webhook.svc", Ok(()));
         check(&format!("{other}{leaf}"), &leaf, "webhook.svc", Ok(()));
         check(&leaf, &leaf, "other.svc", Err("NotValidForName"));
-        // Same subject, another key: webpki's to refuse.
+        // Same subject, another key: webpki refuses it.
         check(&other, &leaf, "webhook.svc", Err("CaUsedAsEndEntity"));
 
         let past = own(|params| params.not_after = date_time_ymd(2021, 1, 1));

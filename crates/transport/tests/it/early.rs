@@ -1,4 +1,4 @@
-//! Answers that come before the request was read, frame by frame: they come whole.
+//! Answers that are sent before the request was read, frame by frame: they arrive completely.
 
 use std::process::Stdio;
 
@@ -31,7 +31,7 @@ struct Frame {
     payload: Vec<u8>,
 }
 
-/// A client of HTTP/2 that does nothing by itself.
+/// An HTTP/2 client that does nothing by itself.
 struct Raw(TlsStream<TcpStream>);
 
 impl Raw {
@@ -50,7 +50,7 @@ impl Raw {
         self.0.write_all(&frame).await.expect("writes");
     }
 
-    /// Asks with a body that is yet to come.
+    /// Sends a request whose body will follow.
     async fn ask(&mut self, method: &str, flags: u8) {
         let fields =
             [(":method", method), (":scheme", "https"), (":path", "/whoami"), (":authority", "x")];
@@ -58,7 +58,7 @@ impl Raw {
         for (name, value) in fields {
             for text in [name, value] {
                 let is_name = text.starts_with(':') && text == name;
-                // A literal without an index, its name in full.
+                // A literal without an index, with its full name.
                 block.extend(is_name.then_some(0));
                 block.push(u8::try_from(text.len()).expect("short"));
                 block.extend(text.as_bytes());
@@ -86,7 +86,7 @@ impl Raw {
         }
     }
 
-    /// The whole answer of `/whoami` to nobody.
+    /// Checks the whole answer of `/whoami` to an anonymous client.
     async fn answer(&mut self) {
         let head = self.next().await;
         assert_eq!((head.kind, head.flags & END_STREAM), (HEADERS, 0), "{head:?}");
@@ -102,7 +102,7 @@ impl Raw {
         assert_eq!(text, b"nobody");
     }
 
-    /// Nothing came of the stream before the answer to this.
+    /// Checks that no frame of the stream arrives before the answer to this PING.
     async fn quiet(&mut self) {
         self.send(PING, 0, 0, &[7; 8]).await;
         let frame = self.next().await;
@@ -122,7 +122,7 @@ async fn a_body_that_comes_after_the_answer_is_read() {
     raw.ask("POST", 0).await;
     raw.answer().await;
     raw.quiet().await;
-    // Less than the stream's window.
+    // Fewer bytes than the stream's window.
     for _ in 0..8 {
         raw.send(DATA, 0, 1, &[b'x'; 8192]).await;
     }
@@ -161,7 +161,7 @@ async fn an_answer_to_head_has_no_body() {
     world.shutdown().await;
 }
 
-/// The client that lost answers. Big bodies and small ones, and none.
+/// curl used to lose early answers. Tests big bodies, small ones, and none.
 #[tokio::test]
 async fn curl_gets_early_answers() {
     let world = World::start(ClientCerts::Request).await;

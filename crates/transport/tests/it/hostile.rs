@@ -1,4 +1,4 @@
-//! Clients that mean no good: each is refused or cut off, and others are served meanwhile.
+//! Hostile clients: each is refused or cut off, and others are served meanwhile.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,8 +17,7 @@ use tokio_rustls::client::TlsStream;
 
 use crate::support::World;
 
-/// No more time than a test can wait for. Who means well may miss it on a busy machine, and tries
-/// again.
+/// Timeouts short enough for a test. A well-behaved client may miss them on a busy machine, and retries.
 fn short() -> Limits {
     let short = Duration::from_millis(300);
     Limits { handshake: short, header_read: short, idle: LONG, ..Limits::default() }
@@ -38,15 +37,15 @@ pub async fn encrypted(world: &World, protocol: &str) -> TlsStream<TcpStream> {
         .await
 }
 
-/// Everything that comes until the other side ends.
+/// Reads until the other side ends.
 async fn rest(io: &mut (impl AsyncRead + Unpin)) -> Vec<u8> {
     let mut all = vec![];
-    // A reset is an end too.
+    // A reset counts as the end.
     let _ = soon("the server ends the connection", io.read_to_end(&mut all)).await;
     all
 }
 
-/// A well-behaved client is served.
+/// Checks that a well-behaved client is served.
 async fn check_alive(world: &World) {
     let options = world.options("jane", true);
     let got = found("an answer", async || {
@@ -70,7 +69,7 @@ async fn old_tls_is_refused() {
         let mut io = connect(&world).await;
         io.write_all(&record).await.expect("writes");
         let answer = rest(&mut io).await;
-        // An alert: fatal, and about the protocol or what it lacks.
+        // A fatal alert about the protocol or a missing extension.
         assert_eq!((answer[0], answer[5]), (21, 2), "TLS 1.{}: {answer:?}", minor - 1);
     }
     check_alive(&world).await;
@@ -108,7 +107,7 @@ async fn idle_connections_end_and_busy_ones_do_not() {
     let idle = Duration::from_millis(300);
     let limits = Limits { idle, drain: LONG, ..Limits::default() };
     let world = World::limited(ClientCerts::Request, limits).await;
-    // Alive, but without a request. A busy machine may be late with the rest of the connection.
+    // A connection that is alive but idle. A busy machine may be slow at its setup.
     found("an end in good order", async || {
         let io = TokioIo::new(encrypted(&world, "h2").await);
         let begun = hyper::client::conn::http2::handshake(TokioExecutor::new(), io).await;
@@ -124,7 +123,7 @@ async fn idle_connections_end_and_busy_ones_do_not() {
     let slow = found("an answer", async || match crate::try_get(&client, "/slow").await {
         Ok(answer) => Some(answer),
         Err(error) => {
-            // On a busy machine a connection may have been idle before the request came.
+            // On a busy machine the connection may have become idle before the request came.
             assert!(!has_entered.load(Ordering::Relaxed), "a busy one ended: {error}");
             None
         }
@@ -132,7 +131,7 @@ async fn idle_connections_end_and_busy_ones_do_not() {
     let later = async {
         world.entered.notified().await;
         has_entered.store(true, Ordering::Relaxed);
-        // Far longer than a connection may be idle.
+        // Much longer than a connection may be idle.
         let _ = tokio::time::timeout(idle * 5, std::future::pending::<()>()).await;
         world.gate.notify_one();
     };
@@ -148,7 +147,7 @@ async fn huge_headers_are_refused() {
     let line = format!("X-Huge: {}\r\n", "x".repeat(60_000));
     io.write_all(b"GET /whoami HTTP/1.1\r\nHost: x\r\n").await.expect("writes");
     for _ in 0..40 {
-        // It may have hung up already.
+        // The server may have closed the connection already.
         if io.write_all(line.as_bytes()).await.is_err() {
             break;
         }
@@ -173,7 +172,7 @@ async fn huge_headers_are_refused() {
     world.shutdown().await;
 }
 
-/// Requests that are taken back before they are answered: whole frames, as no library sends them.
+/// Requests that are cancelled before their answer: raw frames, because no library sends them.
 #[tokio::test]
 async fn rapid_resets_are_cut_off() {
     let world = World::limited(ClientCerts::Request, Limits::default()).await;

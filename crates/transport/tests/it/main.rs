@@ -31,7 +31,7 @@ async fn a_client_certificate_reaches_the_service_over_h2() {
 }
 
 #[tokio::test]
-async fn without_a_certificate_the_client_is_nobody() {
+async fn without_a_certificate_the_client_is_anonymous() {
     let world = World::start(ClientCerts::Request).await;
     let client = HttpClient::new(&world.options("", false)).expect("a client");
     assert_eq!(get(&client, "/whoami").await, "nobody");
@@ -39,7 +39,7 @@ async fn without_a_certificate_the_client_is_nobody() {
 }
 
 #[tokio::test]
-async fn a_strangers_certificate_is_refused_only_where_chains_are_verified() {
+async fn an_unknown_certificate_is_refused_only_where_chains_are_verified() {
     let other = World::start(ClientCerts::Ignore).await;
     let asking = World::start(ClientCerts::Request).await;
     let mut options = asking.options("mallory", true);
@@ -117,7 +117,7 @@ async fn a_unix_socket_serves_plain_http() {
     let root = tempfile::tempdir().expect("a temporary directory");
     let path = root.path().join("s.sock");
     for _ in 0..2 {
-        // The second time the first one's file lies there.
+        // The second time, the socket file of the first server still exists.
         let listener = Listener::unix(&path).expect("binds");
         let world = World::plain(listener).await;
         let options = transport::ClientOptions {
@@ -130,9 +130,9 @@ async fn a_unix_socket_serves_plain_http() {
     }
 }
 
-/// As gRPC's client for Go calls a socket that it has a dialer for.
+/// gRPC's client for Go sends the path as the authority when it has a dialer for the socket.
 #[tokio::test]
-async fn a_unix_socket_may_be_called_by_its_path() {
+async fn a_unix_socket_accepts_its_path_as_authority() {
     let root = tempfile::tempdir().expect("a temporary directory");
     let path = root.path().join("s.sock");
     let world = World::plain(Listener::unix(&path).expect("binds")).await;
@@ -215,7 +215,7 @@ async fn a_websocket_carries_a_command() {
     world.shutdown().await;
 }
 
-/// The whole of a command's output, for one input, and its status.
+/// All output of a command for one input, and its status.
 async fn spdy_cat(io: UpgradedIo, input: &[u8]) -> (Vec<u8>, Vec<u8>) {
     let (session, driver) = spdy::session(io, spdy::Role::Client);
     let talk = async move {
@@ -270,7 +270,7 @@ async fn spdy_carries_a_command() {
 }
 
 #[tokio::test]
-async fn a_streaming_server_is_called_as_runtimes_are() {
+async fn streaming_clients_work_with_spdy_servers() {
     use transport::channels::Streams;
     use transport::streaming;
     let world = World::start(ClientCerts::Request).await;
@@ -339,7 +339,7 @@ async fn ports_are_forwarded_over_spdy_in_a_websocket() {
     world.shutdown().await;
 }
 
-/// Messages of both subprotocols' forms, and of none, which is binary.
+/// Messages of both subprotocols, and of no subprotocol, which means binary.
 #[tokio::test]
 async fn ports_are_forwarded_over_websocket_channels() {
     use futures::{SinkExt, StreamExt};
@@ -368,7 +368,7 @@ async fn ports_are_forwarded_over_websocket_channels() {
     world.shutdown().await;
 }
 
-/// The pod's side closes: the client reads what was said, then a farewell.
+/// The pod's side closes: the client reads the remaining data, then a Close.
 #[tokio::test]
 async fn a_websocket_ends_with_the_forwarded_connection() {
     use futures::StreamExt;
@@ -413,7 +413,7 @@ async fn answer(
             let io = transport::server_io(&mut request);
             world.tasks.spawn_graceful("echo", async move {
                 let (mut reader, mut writer) = tokio::io::split(io.await.expect("switches"));
-                // An error means that the client is gone, which ends the test's stream.
+                // An error means that the client is gone, which ends the stream.
                 let _ = tokio::io::copy(&mut reader, &mut writer).await;
             });
             Response::builder()
@@ -454,8 +454,7 @@ fn exec(mut request: Request<Incoming>, world: &Shared) -> Response<Body> {
     response.map(|()| transport::empty())
 }
 
-/// A pod whose ports echo, but for port 1, which nobody listens on, and port 2, which says a word
-/// and closes.
+/// A pod whose ports echo, except port 1, which refuses, and port 2, which sends a text and closes.
 fn forward(mut request: Request<Incoming>, world: &Shared) -> Response<Body> {
     let (response, accepted) =
         transport::remote::accept_forward(request.headers()).expect("a handshake");

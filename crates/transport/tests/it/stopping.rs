@@ -1,4 +1,4 @@
-//! What clients see of a listener that stops: an end in good order, which they can tell from a failure.
+//! Clients of a stopping listener see a regular end, which they can tell from a failure.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use crate::hostile::encrypted;
 use crate::support::World;
 
-/// The headers of the answer to a request, and its body.
+/// Sends a request and returns its answer's headers and body.
 async fn ask(io: &mut BufReader<impl AsyncReadExt + AsyncWriteExt + Unpin>) -> String {
     io.write_all(b"GET /whoami HTTP/1.1\r\nHost: x\r\n\r\n").await.expect("it is sent");
     io.flush().await.expect("it is sent");
@@ -26,9 +26,9 @@ async fn ask(io: &mut BufReader<impl AsyncReadExt + AsyncWriteExt + Unpin>) -> S
     text.to_lowercase()
 }
 
-/// It has sent its next request when it hears of the end.
+/// The client has sent its next request when the server announces the end.
 #[tokio::test]
-async fn a_kept_connection_is_told_in_its_next_answer() {
+async fn a_kept_connection_gets_close_in_its_next_answer() {
     let limits = Limits { farewell: LONG, ..Limits::default() };
     let world = World::limited(ClientCerts::Request, limits).await;
     let mut io = BufReader::new(encrypted(&world, "http/1.1").await);
@@ -44,7 +44,7 @@ async fn a_kept_connection_is_told_in_its_next_answer() {
 }
 
 #[tokio::test]
-async fn an_idle_connection_ends_in_good_order() {
+async fn an_idle_connection_ends_regularly() {
     let limits = Limits { farewell: Duration::from_millis(50), ..Limits::default() };
     let world = World::limited(ClientCerts::Request, limits.clone()).await;
     let mut io = BufReader::new(encrypted(&world, "http/1.1").await);
@@ -59,13 +59,13 @@ async fn an_idle_connection_ends_in_good_order() {
     let begun = hyper::client::conn::http2::handshake(TokioExecutor::new(), io).await;
     let (sender, connection) = begun.expect("HTTP/2");
     let stopping = async {
-        // It has begun when the settings are there.
+        // The connection is set up when the settings arrived.
         let mut sender = sender.clone();
         soon("settings", sender.ready()).await.expect("an open connection");
         world.tasks.stop();
     };
-    // The kernel may reset a connection on which the client's acknowledgement of settings was not read
-    // any more: no request is lost by that.
+    // The kernel may reset a connection if the server did not read the client's acknowledgement of
+    // its settings. No request is lost by that.
     let (ended, ()) = tokio::join!(soon("the end", connection), stopping);
     let is_reset = |error: &hyper::Error| {
         let cause = std::error::Error::source(error);

@@ -9,7 +9,7 @@ use decapod_transport::{ClientOptions, ConnectionInfo, Limits, Listener, serve};
 use pki::{Authority, Certificate, Profile};
 use tokio::sync::Notify;
 
-/// What the service of a [`World`] sees.
+/// The state that the service of a [`World`] sees.
 #[derive(Clone)]
 pub struct Shared {
     pub tasks: Tasks,
@@ -38,7 +38,7 @@ impl World {
         Self::tls(authority, clients).await
     }
 
-    /// With limits that a test can wait for.
+    /// A server with limits short enough for a test.
     pub async fn limited(clients: ClientCerts, limits: Limits) -> Self {
         let authority = Authority::generate("test-ca").expect("keys can be made");
         Self::tls_limited(authority, clients, limits).await
@@ -103,7 +103,7 @@ impl World {
         options
     }
 
-    /// From now on the server shows a certificate of an authority nobody knows.
+    /// Changes the server's certificate to one of an unknown authority.
     pub fn replace_authority(&self) {
         let other = Authority::generate("other-ca").expect("keys can be made");
         let config = server_config(&server_identity(&other), &ClientCerts::Request);

@@ -331,7 +331,7 @@ fn packets(story: &Story) -> Result<()> {
     })?;
     wait::until(LONG, "the first node refuses its routes", || {
         let log = story.server.log();
-        ensure!(log.contains("no routes to the pods of a node"), "{log}");
+        ensure!(log.contains("refused the routes to a node's pods"), "{log}");
         Ok(())
     })?;
     let routes = story.server.host().run("ip", &["route"])?;

@@ -25,7 +25,7 @@ impl Columns {
         split(spec).into_iter().map(column).collect::<Result<_, String>>().map(Self)
     }
 
-    /// From a file: a line of headers, a line of paths.
+    /// Parses a file: a line of headers, a line of paths.
     pub fn parse_file(text: &str) -> Result<Self, String> {
         let mut lines = text.lines();
         let bad = "expected two lines: headers, then paths";
@@ -57,7 +57,7 @@ impl Columns {
     }
 }
 
-/// Commas inside brackets belong to the path.
+/// Splits at commas, except inside brackets.
 fn split(spec: &str) -> Vec<&str> {
     let (mut depth, mut start, mut parts) = (0, 0, vec![]);
     for (at, c) in spec.char_indices() {
@@ -75,7 +75,7 @@ fn split(spec: &str) -> Vec<&str> {
     parts
 }
 
-/// As Go prints values.
+/// Formats a value like Go.
 fn go_text(value: &Value) -> String {
     match value {
         Value::Null => "<nil>".into(),

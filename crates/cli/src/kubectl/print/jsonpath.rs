@@ -1,6 +1,6 @@
 //! kubectl's JSONPath templates: `{.metadata.name}`, `{range .items[*]}…{end}`, filters.
 //!
-//! In: a template and a value tree. Out: text, or the values that one path finds (for columns and
+//! In: a template and a JSON tree. Out: text, or the values found by one path (for columns and
 //! sorting). Upstream: `k8s.io/client-go/util/jsonpath`.
 //!
 //! A template is text with actions in braces; an action is a path (`.a.b`, `['a']`, `[0]`, `[-1]`,
@@ -12,7 +12,7 @@ use serde_json::Value;
 enum Node {
     Text(String),
     Path(Vec<Step>),
-    /// The body up to `end`, once for each value.
+    /// The nodes up to `end`, once for each value.
     Range(Vec<Step>, Vec<Node>),
 }
 
@@ -56,7 +56,7 @@ impl Template {
         Ok(Self(nodes))
     }
 
-    /// A path as columns and `--sort-by` take it: braces and the first dot may be missing.
+    /// A path for columns and `--sort-by`: braces and the first dot are optional.
     pub fn relaxed(text: &str) -> Parsed<Self> {
         let trimmed = text.trim();
         let inner = trimmed.strip_prefix('{').and_then(|rest| rest.strip_suffix('}'));
@@ -74,7 +74,7 @@ impl Template {
         out
     }
 
-    /// What the template's paths find.
+    /// The values that the template's paths find.
     pub fn find<'v>(&self, value: &'v Value) -> Vec<&'v Value> {
         let paths = self.0.iter().filter_map(|node| match node {
             Node::Path(steps) => Some(steps),
@@ -101,7 +101,7 @@ fn print(nodes: &[Node], root: &Value, here: &Value, out: &mut String) {
     }
 }
 
-/// Text bare, everything else as JSON.
+/// A string without quotes, other values as JSON.
 pub fn text_of(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
@@ -183,7 +183,7 @@ fn passes(
         (Some(a), Some(b)) => a.partial_cmp(&b),
         _ => match (&left, &right) {
             (Value::String(a), Value::String(b)) => Some(a.cmp(b)),
-            // Upstream compares a text with a bare word or number as text.
+            // Like upstream, compares a string with a bare word or number as text.
             (a, b) => (text_of(a) == text_of(b)).then_some(std::cmp::Ordering::Equal),
         },
     };
@@ -197,7 +197,7 @@ fn passes(
     }
 }
 
-/// Sorting: numbers by value, everything else as text; what is missing comes first.
+/// For sorting: numbers by value, others as text; missing values come first.
 pub fn compare(a: Option<&Value>, b: Option<&Value>) -> std::cmp::Ordering {
     match (a, b) {
         (Some(a), Some(b)) => match (a.as_f64(), b.as_f64()) {
@@ -213,7 +213,7 @@ struct Parser<'t> {
 }
 
 impl Parser<'_> {
-    /// Text and actions up to the end, or up to `{end}` inside a range.
+    /// Parses text and actions up to the end, or up to `{end}` inside a range.
     fn nodes(&mut self, in_range: bool) -> Parsed<Vec<Node>> {
         let mut nodes = vec![];
         while !self.rest.is_empty() {
@@ -244,7 +244,7 @@ impl Parser<'_> {
         if in_range { Err("unexpected end of range".into()) } else { Ok(nodes) }
     }
 
-    /// Up to the closing brace, quotes minded.
+    /// The text up to the closing brace, outside of quotes.
     fn action_text(&mut self) -> Parsed<String> {
         let mut quote = None;
         let mut escaped = false;
@@ -267,7 +267,7 @@ impl Parser<'_> {
     }
 }
 
-/// Paths and quoted texts, one after another.
+/// Parses paths and quoted strings, one after another.
 fn parse_action(action: &str) -> Parsed<Vec<Node>> {
     if action.starts_with(['"', '\'']) {
         let (text, rest) = quoted(action)?;
@@ -280,7 +280,7 @@ fn parse_action(action: &str) -> Parsed<Vec<Node>> {
     Ok(vec![Node::Path(parse_path(action)?)])
 }
 
-/// A text in quotes at the start, and what follows it.
+/// A quoted string at the start, and the rest.
 fn quoted(text: &str) -> Parsed<(String, &str)> {
     let mark = text.chars().next().unwrap_or('"');
     let mut out = String::new();
@@ -314,7 +314,7 @@ fn parse_path(text: &str) -> Parsed<Vec<Step>> {
         if let Some(after) = rest.strip_prefix("..") {
             steps.push(Step::Recursive);
             rest = after;
-            // What follows may be a name without a dot of its own.
+            // A name without its own dot may follow.
             if !rest.starts_with(['[', '.']) && !rest.is_empty() {
                 rest = field(rest, &mut steps);
             }
@@ -335,7 +335,7 @@ fn parse_path(text: &str) -> Parsed<Vec<Step>> {
     Ok(steps)
 }
 
-/// Takes a name (with `\.` for a dot in it) or `*`.
+/// Parses a name (with `\.` for a dot in it) or `*`.
 fn field<'t>(text: &'t str, steps: &mut Vec<Step>) -> &'t str {
     let mut name = String::new();
     let mut characters = text.char_indices();
@@ -354,7 +354,7 @@ fn field<'t>(text: &'t str, steps: &mut Vec<Step>) -> &'t str {
     text[end..].trim_start_matches(' ')
 }
 
-/// Where the bracket that `text` starts with closes.
+/// The position of the bracket that closes the one at the start of `text`.
 fn closing(text: &str) -> Option<usize> {
     let (mut depth, mut quote) = (0, None);
     for (at, c) in text.char_indices() {
@@ -489,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_told() {
+    fn mistakes_are_errors() {
         for bad in ["{.a", "{end}", "{range .a}", "{.a[x]}", "{.a[0}", "{foo}"] {
             assert!(Template::parse(bad).is_err(), "{bad}");
         }

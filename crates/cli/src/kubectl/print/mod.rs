@@ -1,7 +1,7 @@
-//! Output formats: what `-o` names.
+//! The output formats of `-o`.
 //!
-//! In: `-o`'s value; objects or server-made tables. Out: text. Tables are in [`table`], everything
-//! else goes through [`Printer`], which remembers what it printed before (headers, separators).
+//! In: `-o`'s value; objects or server-made tables. Out: text. [`table`] prints tables, [`Printer`] all
+//! other formats; it remembers its earlier output (headers, separators).
 
 pub mod columns;
 pub mod jsonpath;
@@ -30,7 +30,7 @@ impl Output {
     pub fn parse(text: Option<&str>) -> Result<Self> {
         let text = text.unwrap_or_default();
         let (format, argument) = text.split_once('=').unwrap_or((text, ""));
-        // Upstream takes `-o jsonpath={…}` and `-o jsonpath {…}` glued by the caller alike.
+        // Like upstream, accepts `-o jsonpath={…}` and `-o jsonpath {…}` joined by the caller.
         let template = |argument: &str| {
             if argument.is_empty() {
                 return Err(own("template format specified but no template given"));
@@ -65,7 +65,7 @@ impl Output {
     }
 }
 
-/// Prints objects one after another in any format but a table's.
+/// Prints objects one after another in any format except tables.
 pub struct Printer {
     output: Output,
     no_headers: bool,
@@ -79,12 +79,12 @@ impl Printer {
         Self { output, no_headers, show_managed_fields, grid: Grid::default(), printed: 0 }
     }
 
-    /// Whether the printer wants a list's items rather than the list.
+    /// Whether the format needs a list's items instead of the list.
     pub fn wants_items(&self) -> bool {
         matches!(self.output, Output::Name | Output::Columns(_))
     }
 
-    /// All of a list at once, so that columns are aligned over all.
+    /// Prints all items of a list at once, so that their columns are aligned.
     pub fn items(&mut self, items: &[Value]) -> Result<String> {
         if let Output::Columns(columns) = &self.output {
             let mut lines = vec![];
@@ -126,7 +126,7 @@ impl Printer {
     }
 }
 
-/// Objects of several requests as one list, as `get -o json` shows them.
+/// Joins objects of several requests into one list, like `get -o json`.
 pub fn list_of(items: Vec<Value>) -> Value {
     json!({ "apiVersion": "v1", "items": items, "kind": "List", "metadata": { "resourceVersion": "" } })
 }

@@ -1,15 +1,15 @@
-//! The server's tables.
+//! Prints the server's tables.
 //!
-//! In: `meta.k8s.io/v1` Tables. Out: lines of cells, with the columns that flags add (namespace,
-//! labels, the kind before the name, a watch's event) or hide (those of lower priority without
-//! `-o wide`). Upstream: `cli-runtime/pkg/printers/tableprinter.go`.
+//! In: `meta.k8s.io/v1` Tables. Out: lines of cells, with columns that flags add (namespace, labels, the
+//! kind before the name, a watch's event) or hide (those of lower priority without `-o wide`). Upstream:
+//! `cli-runtime/pkg/printers/tableprinter.go`.
 
 use serde::Deserialize;
 use serde_json::Value;
 
 use crate::grid::Grid;
 
-/// What asks a server for a table.
+/// The Accept header that requests a table.
 pub const ACCEPT: &str = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json";
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -21,7 +21,7 @@ pub struct Table {
     pub rows: Vec<Row>,
 }
 
-/// Go writes an empty list as `null`.
+/// Go encodes an empty list as `null`.
 fn or_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: serde::Deserializer<'de>,
@@ -68,11 +68,11 @@ impl Printer {
         Self { options, grid: Grid::default(), columns: vec![], has_headers: false }
     }
 
-    /// The text of the tables' rows. `event` is a watch's, if it is wanted.
+    /// The text of the tables' rows. `event` is the type of a watch event, if it is printed.
     pub fn print(&mut self, tables: Vec<Table>, event: Option<&str>) -> String {
         let mut lines = vec![];
         for table in tables {
-            // The events of a watch need not repeat the columns.
+            // The events of a watch may omit the columns.
             if !table.column_definitions.is_empty() {
                 self.columns = table.column_definitions;
             }
@@ -98,7 +98,7 @@ impl Printer {
         out.extend(self.options.with_namespace.then(|| "NAMESPACE".to_owned()));
         let shown = self.columns.iter().filter(|column| self.is_shown(column));
         out.extend(shown.map(|column| column.name.to_uppercase()));
-        // Upstream: of a label's key, the part after the last slash.
+        // Upstream: the part of a label's key after the last slash.
         let short = |key: &String| key.rsplit('/').next().unwrap_or_default().to_uppercase();
         out.extend(self.options.label_columns.iter().map(short));
         out.extend(self.options.show_labels.then(|| "LABELS".to_owned()));
@@ -132,7 +132,7 @@ impl Printer {
     }
 }
 
-/// `a=1,b=2`, sorted; `<none>` without any.
+/// `a=1,b=2`, sorted; `<none>` without labels.
 fn labels(labels: &Value) -> String {
     let pair =
         |(key, value): (&String, &Value)| format!("{key}={}", value.as_str().unwrap_or_default());
@@ -153,7 +153,7 @@ fn cell_text(cell: &Value) -> String {
     }
 }
 
-/// Nothing that a terminal would obey.
+/// Replaces characters that control a terminal.
 fn escaped(text: &str) -> String {
     text.replace('\u{1b}', "^[").replace('\t', " ")
 }
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_come_once() {
+    fn headers_are_printed_once() {
         let mut printer = Printer::new(Options::default());
         assert_eq!(printer.print(vec![Table::default()], None), "");
         assert!(printer.print(vec![table()], None).starts_with("NAME"));

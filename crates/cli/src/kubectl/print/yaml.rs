@@ -1,17 +1,16 @@
-//! YAML and JSON as kubectl writes them.
+//! Writes YAML and JSON like kubectl.
 //!
-//! In: value trees. Out: YAML with sorted keys, lists not indented, long texts folded at 80 columns
-//! and quotes where a reader of YAML 1.1 would see something else than text; JSON indented by four
-//! with Go's escapes.
+//! In: JSON trees. Out: YAML with sorted keys, unindented lists, long texts folded at 80 columns, and
+//! quotes where a YAML 1.1 parser would not read a string; JSON indented by four with Go's escapes.
 //!
-//! Why an emitter of our own: people compare and store this output, so its quoting and folding
-//! must be those of Go's emitter, which no crate shares.
+//! It has its own emitter, because users compare and store this output: its quoting and folding must equal
+//! those of Go's emitter, which no crate provides.
 
 use serde_json::{Map, Value};
 
 const WIDTH: usize = 80;
 
-/// A document, its newline included.
+/// A document, with its final newline.
 pub fn to_yaml(value: &Value) -> String {
     let mut out = String::new();
     match value {
@@ -34,7 +33,7 @@ pub fn to_json(value: &Value) -> String {
     go_escapes(&text)
 }
 
-/// Go's encoder escapes what could end a script in a web page.
+/// Go's encoder escapes characters that could end a script in a web page.
 pub fn go_escapes(json: &str) -> String {
     let mut out = String::with_capacity(json.len());
     for c in json.chars() {
@@ -62,8 +61,8 @@ fn block_map(out: &mut String, map: &Map<String, Value>, indent: usize, is_first
     }
 }
 
-/// Go sorts keys with their numbers as numbers, and letters after the rest. For the keys that API
-/// objects have this is the order of bytes, but for numbers.
+/// Go's order of keys: numbers by value, and letters after other characters. For the keys of API objects
+/// this is the order of bytes, except for numbers.
 fn natural(a: &str, b: &str) -> std::cmp::Ordering {
     let (mut a_rest, mut b_rest) = (a, b);
     loop {
@@ -94,7 +93,7 @@ fn natural(a: &str, b: &str) -> std::cmp::Ordering {
     }
 }
 
-/// What follows a key's colon, its newline included.
+/// The text after a key's colon, with its newline.
 fn entry(out: &mut String, value: &Value, indent: usize, column: usize) {
     match value {
         Value::Object(map) if !map.is_empty() => {
@@ -120,7 +119,7 @@ fn block_list(out: &mut String, list: &[Value], indent: usize) {
     }
 }
 
-/// After the indentation: `- ` and the element, its newline included.
+/// Writes `- ` and the element after the indentation, with its newline.
 fn inline_element(out: &mut String, element: &Value, indent: usize) {
     out.push_str("- ");
     match element {
@@ -176,7 +175,7 @@ fn string(out: &mut String, text: &str, indent: usize, column: usize) {
     }
 }
 
-/// Words, with a line break instead of a blank where the line is full.
+/// Writes words, with a line break instead of a blank when the line is full.
 fn folded(out: &mut String, text: &str, indent: usize, mut column: usize) {
     let characters: Vec<char> = text.chars().collect();
     let mut after_space = false;
@@ -299,7 +298,7 @@ fn style(text: &str) -> Style {
     Style::Plain
 }
 
-/// Whether a plain scalar would be read as structure.
+/// Whether a plain scalar would be parsed as structure.
 fn has_indicator(text: &str) -> bool {
     if text.starts_with("---") || text.starts_with("...") {
         return true;
@@ -320,14 +319,14 @@ fn has_indicator(text: &str) -> bool {
     })
 }
 
-/// As Go's emitter sees it: a tab is not.
+/// Go's emitter does not count a tab as printable.
 fn is_printable(c: char) -> bool {
     matches!(c, ' '..='~' | '\u{a0}'..='\u{d7ff}' | '\u{e000}'..='\u{fffd}' | '\u{10000}'..)
         && !matches!(c, '\u{a0}' | '\u{2028}' | '\u{2029}')
         || c == '\u{a0}'
 }
 
-/// False if a reader of YAML 1.1 would take the plain text for something else than a string.
+/// False if a YAML 1.1 parser would not read the plain text as a string.
 fn is_text_to_readers(text: &str) -> bool {
     const WORDS: &[&str] = &[
         "", "~", "null", "Null", "NULL", "true", "True", "TRUE", "false", "False", "FALSE", "y",
@@ -363,7 +362,7 @@ fn is_number(text: &str) -> bool {
     exponent_fits && digits(whole) && digits(fraction) && !(whole.is_empty() && fraction.is_empty())
 }
 
-/// `1:20`: minutes and seconds once, text today, quoted for old readers.
+/// `1:20`: a base-60 number in YAML 1.1, so it is quoted.
 fn is_base_60(text: &str) -> bool {
     let text = text.strip_prefix(['+', '-']).unwrap_or(text);
     let mut parts = text.split(':');
@@ -409,7 +408,7 @@ fn is_timestamp(text: &str) -> bool {
             && fields.iter().all(|field| {
                 !field.is_empty() && field.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.')
             })
-            // Go's layouts: with `T` a zone is a must.
+            // Go's layouts: with `T` a time zone is required.
             && (zone == "Z" || zone.len() == 6 || zone.is_empty() && text.contains(' '))
     };
     is_date && time.is_none_or(is_time)
@@ -422,7 +421,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn structure_is_gos() {
+    fn structure_equals_gos() {
         let value = json!({
             "spec": {"containers": [{"name": "a", "args": ["-x", "y z"], "empty": {}}, {"name": "b", "none": []}],
                 "matrix": [[1, 2], ["a"]]},
@@ -451,7 +450,7 @@ spec:
     }
 
     #[test]
-    fn scalars_are_quoted_as_gos() {
+    fn scalars_are_quoted_like_gos() {
         for (text, expected) in [
             ("plain", "plain"),
             ("", "\"\""),
@@ -522,7 +521,7 @@ spec:
     }
 
     #[test]
-    fn json_is_gos() {
+    fn json_equals_gos() {
         let got = to_json(&json!({"b": "<none>", "a": [1], "e": [], "m": {}}));
         let expected = "{\n    \"a\": [\n        1\n    ],\n    \"b\": \"\\u003cnone\\u003e\",\n    \"e\": [],\n    \"m\": {}\n}";
         assert_eq!(got, expected);

@@ -1,4 +1,4 @@
-//! Taking over what is there: the state directories, and shims that live.
+//! Takes over the state of an earlier process: the state directories and the living shims.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ impl Embedded {
     pub(super) async fn adopt(&self) -> Result<()> {
         for id in names(&self.0.layout.sandboxes())? {
             if let Err(error) = self.adopt_sandbox(&id).await {
-                tracing::warn!(sandbox = id, %error, "a sandbox could not be read back");
+                tracing::warn!(sandbox = id, %error, "failed to restore a sandbox");
             }
         }
         let boot = machine::boot_id();
@@ -28,7 +28,7 @@ impl Embedded {
             match self.adopt_container(&id, boot.as_deref()).await {
                 Ok(restarted) => ended_with_the_machine += usize::from(restarted),
                 Err(error) => {
-                    tracing::warn!(container = id, %error, "a container could not be read back");
+                    tracing::warn!(container = id, %error, "failed to restore a container");
                 }
             }
         }
@@ -40,27 +40,27 @@ impl Embedded {
         }
         if !self.0.network.borrow().cidrs.is_empty() {
             self.adopt_links().await;
-            // The next sandbox tries again.
+            // Creating the next sandbox writes the host ports again.
             if let Err(error) = self.0.host_ports.replace(self.host_ports()).await {
-                tracing::warn!(%error, "host ports are not as they should be");
+                tracing::warn!(%error, "failed to update the host port rules");
             }
         }
         let known: Vec<String> = self.table().sandboxes.keys().cloned().collect();
         self.0.ipam.keep_only(|sandbox| known.iter().any(|id| id == sandbox))?;
-        // Layers that a container kept, and downloads that were cut short.
+        // Removes layers that only a deleted container used, and interrupted downloads.
         let images = self.0.images.clone();
         super::blocking(move || images.collect()).await??;
         Ok(())
     }
 
-    /// True when it ran, and ended with the machine.
+    /// True when the container ran until the machine restarted.
     async fn adopt_container(&self, id: &str, boot: Option<&str>) -> Result<bool> {
         let directory = self.0.layout.container(id);
         let record: Option<ContainerRecord> = files::read_json(&directory.join("state.json"))?;
         let config = files::read(&directory.join("config.pb"))?;
         let config = config.and_then(|bytes| ContainerConfig::decode(bytes.as_slice()).ok());
         let (Some(record), Some(config)) = (record, config) else {
-            // Its creation was cut short; nobody knows its id.
+            // Its creation was interrupted before the kubelet got its id.
             return self.remove_files(id).await.map(|()| false);
         };
         let exit: Option<ExitRecord> = files::read_json(&directory.join("exit.json"))?;
@@ -79,14 +79,14 @@ impl Embedded {
         Ok(false)
     }
 
-    /// A shim was started and no end is on record: it lives, it is starting its container, or it
-    /// died without a word.
+    /// Handles a container whose shim was started and that has no exit record. Its shim runs, is
+    /// starting the container, or died without writing the record.
     async fn adopt_shim(&self, entry: &Arc<ContainerEntry>) -> Result<()> {
         let client = self.client(entry);
         let Some(wait) = self.reach_shim(entry).await else {
             return self.settle(entry, None).await;
         };
-        // Answered by the loop that runs after the start: the start's record is there then.
+        // The shim answers after its start attempt, when the record of the start is on disk.
         if client.status().await.is_err() {
             let exit = wait.exit().await;
             return self.settle(entry, exit).await;
@@ -101,8 +101,8 @@ impl Embedded {
 }
 
 impl Embedded {
-    /// A connection to the shim, unless it is dead. One that was started a moment ago, by a backend
-    /// that was killed then, may not listen yet.
+    /// A connection to the shim, unless the shim is dead. If an earlier backend died just after
+    /// starting it, the shim may not listen yet.
     async fn reach_shim(&self, entry: &ContainerEntry) -> Option<Wait> {
         let client = self.client(entry);
         let run = self.0.layout.run_container(&entry.id);
@@ -113,12 +113,12 @@ impl Embedded {
             }
             let pid = shim::find(&run)?;
             if tokio::time::Instant::now() > deadline {
-                // It has done nothing for minutes.
+                // The shim runs but has not listened for minutes.
                 // SAFETY: a plain system call.
                 unsafe { libc::kill(pid, libc::SIGKILL) };
                 return None;
             }
-            // A socket that is not there sends no event when it comes.
+            // There is no event to wait for when a socket appears.
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }

@@ -22,11 +22,11 @@ use crate::oci::{self, PidNamespace, PodFacts, Users};
 use crate::shim::{Client, ExitRecord, ShimConfig, Started, Wait, spawn_shim};
 use crate::users::Mappings;
 
-/// How long a killed container may take to be gone.
+/// How long a killed container may take to end.
 const KILL_TIMEOUT: Duration = Duration::from_secs(30);
-/// A file beside `state.json`: the machine's boot id when the container was started.
+/// A file beside `state.json`: the machine's boot id at the container's start.
 pub(super) const STARTED: &str = "started";
-/// What a container with users of its own is put together from; beside `config.json`.
+/// The mounts of a container with a user namespace; a file beside `config.json`.
 const STAGE: &str = "stage.json";
 const SIGKILL: i32 = 9;
 const SIGTERM: i32 = 15;
@@ -51,7 +51,7 @@ pub(super) struct ContainerRecord {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Phase {
     Created,
-    /// A shim is being started; with its number not known yet.
+    /// The shim is starting, or runs; the pid may still be unknown.
     Running {
         pid: i32,
         started_at: i64,
@@ -62,13 +62,13 @@ pub(super) enum Phase {
 pub(super) struct ContainerEntry {
     pub id: String,
     pub record: ContainerRecord,
-    /// Guards the copy of `config.pb`, whose resources may change; held for a moment.
+    /// Guards the copy of `config.pb`, whose resources may change. The lock is held briefly.
     config: Mutex<ContainerConfig>,
     pub phase: watch::Sender<Phase>,
-    /// True when its end was told to whoever listens: what waits for the end goes on after that, so
-    /// that events stay in order.
+    /// True after the exit event was sent. Waiters for the exit continue only then, so that events
+    /// stay in order.
     told: watch::Sender<bool>,
-    /// One change at a time; held across await, so it is an async one.
+    /// Serializes changes. It is held across await and therefore async.
     pub busy: tokio::sync::Mutex<()>,
 }
 
@@ -97,7 +97,7 @@ impl ContainerEntry {
     }
 
     async fn ended(&self) {
-        // The sender is in `self`: it cannot be gone.
+        // `self` holds the sender, so waiting cannot fail.
         let _ = self.told.subscribe().wait_for(|told| *told).await;
     }
 }
@@ -124,7 +124,7 @@ impl Embedded {
             }
             Err(error) => {
                 if let Err(left) = self.remove_files(&id).await {
-                    tracing::warn!(container = id, error = %left, "a failed container was not cleaned up");
+                    tracing::warn!(container = id, error = %left, "failed to clean up after a failed container creation");
                 }
                 Err(error)
             }
@@ -145,7 +145,7 @@ impl Embedded {
         let image = self.lease(id.to_owned(), wanted.image).await?;
         let directory = self.0.layout.container(id);
         std::fs::create_dir_all(&directory)?;
-        // Nobody but root looks into containers' files.
+        // Other users may traverse the directory but not list it.
         set_private(&directory)?;
         let (store, layers, place) =
             (self.0.images.clone(), image.layers.clone(), directory.clone());
@@ -196,13 +196,12 @@ impl Embedded {
             cgroup: oci::cgroup_path(&pod.cgroup_parent, id),
         };
         files::write_atomic(&directory.join("config.pb"), &config.encode_to_vec())?;
-        // Last: with it the container is there, without it the directory is a leftover.
+        // Written last: a directory without this file counts as a leftover.
         files::write_json(&directory.join("state.json"), &record)?;
         Ok(ContainerEntry::new(id.to_owned(), record, config, Phase::Created))
     }
 
-    /// The configuration with each image volume replaced by where it is mounted now.
-    /// The image, kept for `user`; waits while the store is being tidied.
+    /// Looks up the image and leases it to `user`. Waits while garbage collection runs.
     async fn lease(&self, user: String, image: String) -> Result<ImageRecord> {
         let images = self.0.images.clone();
         let (found, image) = blocking(move || (images.lease(&user, &image), image)).await?;
@@ -231,7 +230,7 @@ impl Embedded {
             });
             mount.host_path = source.await??.display().to_string();
             mount.readonly = true;
-            // Its layers are mapped; the overlay itself cannot be.
+            // The layers are idmapped already; overlayfs itself cannot be.
             mount.uid_mappings.clear();
             mount.gid_mappings.clear();
         }
@@ -256,7 +255,7 @@ impl Embedded {
             (NamespaceMode::Node, _) => PidNamespace::Host,
             (NamespaceMode::Pod, _) => match places.pause() {
                 Some(pid) => of(pid),
-                // The sandbox was not asked for one: as a container's own.
+                // The sandbox has no shared PID namespace: the container gets its own.
                 None => PidNamespace::Own,
             },
             (NamespaceMode::Target, target) => match *self.container(&target)?.phase.borrow() {
@@ -333,14 +332,14 @@ impl Embedded {
         };
         let path = run.join("shim.json");
         files::write_json(&path, &shim)?;
-        // On the disk that survives a reboot: a container that ran is not one that may still run.
+        // Written to a disk that survives a reboot: after a reboot the container counts as ended.
         let boot = machine::boot_id().unwrap_or_default();
         std::fs::write(layout.container(&entry.id).join(STARTED), boot)?;
         let errors = std::fs::File::create(run.join("shim.log"))?;
         spawn_shim(self.0.program.path(), &path, errors).await.map_err(Error::from)
     }
 
-    /// Follows the container to its end. `wait` is a connection that is there already.
+    /// Waits for the container's exit. `wait` is an existing connection to the shim, if any.
     pub(super) fn supervise(&self, entry: Arc<ContainerEntry>, wait: Option<Wait>) {
         let this = self.clone();
         self.0.tasks.spawn("container", async move {
@@ -354,12 +353,12 @@ impl Embedded {
                 Err(_) => None,
             };
             if let Err(error) = this.settle(&entry, exit).await {
-                tracing::error!(container = entry.id, %error, "the end of a container was not recorded");
+                tracing::error!(container = entry.id, %error, "failed to record the exit of a container");
             }
         });
     }
 
-    /// The shim is gone: by its word, by its file, or by violence.
+    /// Records the exit after the shim has ended: from its message, its exit file, or as lost when it died.
     pub(super) async fn settle(
         &self,
         entry: &Arc<ContainerEntry>,
@@ -373,12 +372,12 @@ impl Embedded {
         if let Some(exit) = exit {
             return self.exited(entry, exit, false);
         }
-        tracing::warn!(container = entry.id, "its shim died; the container is killed");
+        tracing::warn!(container = entry.id, "the container's shim died; killing the container");
         self.kill_cgroup(&entry.record.cgroup).await?;
         self.lost(entry, "the container's shim died")
     }
 
-    /// Nobody saw its end.
+    /// Records an exit whose code is unknown.
     pub(super) fn lost(&self, entry: &Arc<ContainerEntry>, why: &str) -> Result<()> {
         let started_at = match *entry.phase.borrow() {
             Phase::Running { started_at, .. } => started_at,
@@ -440,9 +439,9 @@ impl Embedded {
             match tokio::time::timeout(timeout, gentle).await {
                 Ok(Ok(())) => return Ok(()),
                 Ok(Err(error)) => {
-                    tracing::warn!(container = entry.id, %error, "cannot send the stop signal, killing the container");
+                    tracing::warn!(container = entry.id, %error, "failed to send the stop signal, killing the container");
                 }
-                // Its time is over, whatever the shim was doing in it.
+                // The grace period is over: the container is killed below.
                 Err(_) => {}
             }
         }
@@ -451,7 +450,7 @@ impl Embedded {
 
     async fn signal(&self, entry: &ContainerEntry, signal: i32) -> Result<()> {
         match self.client(entry).kill(signal, signal == SIGKILL).await {
-            // It ended meanwhile, or its supervisor notices that the shim is gone.
+            // The container ended by now, or its supervisor notices that the shim is gone.
             Err(crate::shim::ClientError::Gone(_)) | Ok(()) => Ok(()),
             Err(error) => Err(error.into()),
         }
@@ -469,12 +468,15 @@ impl Embedded {
             Ok(())
         };
         tokio::time::timeout(KILL_TIMEOUT, killing).await.unwrap_or_else(|_| {
-            Err(Error::DeadlineExceeded(format!("container {:?} does not die", entry.id)))
+            Err(Error::DeadlineExceeded(format!(
+                "container {:?} did not end after SIGKILL",
+                entry.id
+            )))
         })
     }
 
-    /// The cgroup first, and not by way of the shim: that may wait for a process of the container's
-    /// that is frozen. Its end is what the shim tells then.
+    /// Kills the cgroup first instead of asking the shim: the shim may wait for a frozen process of
+    /// the container. The shim then reports the exit.
     async fn kill_running(&self, entry: &ContainerEntry) -> Result<()> {
         let (hierarchies, cgroup) = (self.0.hierarchies.clone(), entry.record.cgroup.clone());
         blocking(move || hierarchies.kill(&cgroup)).await?;
@@ -663,7 +665,7 @@ fn log_path(sandbox: &PodSandboxConfig, config: &ContainerConfig) -> Option<Path
     Some(PathBuf::from(&sandbox.log_directory).join(&config.log_path))
 }
 
-/// The pod's, the image's, SIGTERM.
+/// The pod's stop signal, else the image's, else SIGTERM.
 fn stop_signal(config: &ContainerConfig, image: &str) -> i32 {
     if let Some(number) = config.stop_signal().number() {
         return number;
@@ -677,7 +679,7 @@ fn stop_signal(config: &ContainerConfig, image: &str) -> i32 {
     Signal::from_name(&full).and_then(Signal::number).unwrap_or(SIGTERM)
 }
 
-/// The one that counts, by the name that was asked for.
+/// The signal for the status: the requested name, or for the runtime's default the effective one.
 fn shown_signal(asked: Signal, number: i32) -> Signal {
     match asked {
         Signal::RuntimeDefault => Signal::from_number(number).unwrap_or(Signal::RuntimeDefault),
@@ -695,7 +697,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_signal_that_ends_is_the_pods_the_images_or_sigterm() {
+    fn stop_signal_comes_from_pod_then_image_then_sigterm() {
         let check = |asked: Signal, image: &str, number: i32, shown: Signal| {
             let config = ContainerConfig { stop_signal: asked as i32, ..Default::default() };
             assert_eq!(stop_signal(&config, image), number, "{asked:?} {image}");

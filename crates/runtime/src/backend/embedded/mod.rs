@@ -1,15 +1,14 @@
-//! The embedded backend: containers by shims, with no other program.
+//! The embedded backend: runs containers with shims of this binary, without another program.
 //!
-//! What is in memory ([`Table`]) is a copy of what is on disk and in shims; [`Embedded::open`] reads
-//! it back: it finds living shims, and containers that ended meanwhile.
+//! The in-memory [`Table`] is a copy of the state on disk and in shims. [`Embedded::open`] restores
+//! it: it finds living shims, and containers that ended meanwhile.
 //!
 //! ```text
 //!  create: files, overlay ─► Created ─start: shim─► Running ─exit.json─► Exited ─remove─► gone
 //!                               └────── the start failed: StartError ──────┘
 //! ```
 //!
-//! As containerd does it, nothing but files exists before the start; so what is wrong with a
-//! command is an error of the start.
+//! As in containerd, only files exist before the start, so a wrong command is an error of the start.
 //!
 //! Invariant: a container's phase changes to Exited only after its `exit.json` is on disk.
 
@@ -50,29 +49,28 @@ const EVENTS: usize = 1024;
 /// Bit of `CapEff`.
 const CAP_SYS_RESOURCE: u32 = 24;
 
-/// How one node's runtime is set up. Several run side by side when data directory, cgroup root and
-/// bridge differ.
+/// The configuration of one node's runtime. Several runtimes can share a machine when data
+/// directory, cgroup root and bridge differ.
 #[derive(Clone, Debug)]
 pub struct Config {
     pub data_dir: PathBuf,
     pub run_dir: PathBuf,
-    /// The shims' own cgroup is `<cgroup_root>/shims`. Pods' cgroups are named by the kubelet.
+    /// The shims' own cgroup is `<cgroup_root>/shims`. The kubelet names the pods' cgroups.
     pub cgroup_root: String,
     /// At most 15 bytes.
     pub bridge: String,
     pub mtu: u32,
-    /// Addresses of Services: the node reaches them by way of the bridge where it has no default
-    /// route.
+    /// Service CIDRs. A node without a default route reaches them through the bridge.
     pub service_cidrs: Vec<ipnet::IpNet>,
-    /// The program that is a shim when it is called so.
+    /// The program to start as a shim.
     pub executable: PathBuf,
-    /// `registries.yaml`, in k3s' format; need not exist.
+    /// `registries.yaml`, in k3s' format. The file is optional.
     pub registries: Option<PathBuf>,
 }
 
 impl Config {
-    /// For the cluster with this data directory. Names on the machine that others share (bridge,
-    /// cgroup) are the plain ones for the default directory and derived for any other.
+    /// The configuration for the cluster with this data directory. Bridge and cgroup have fixed
+    /// names for the default directory and derived names for any other.
     pub fn of_cluster(cluster: &Path) -> Self {
         let mut config = Self::new(cluster.join("runtime"));
         if cluster != Path::new(DEFAULT_CLUSTER) {
@@ -84,7 +82,7 @@ impl Config {
         config
     }
 
-    /// `data_dir` is the runtime's own, below the cluster's.
+    /// `data_dir` is the runtime's own directory, below the cluster's.
     pub fn new(data_dir: impl Into<PathBuf>) -> Self {
         let data_dir = data_dir.into();
         Self {
@@ -112,12 +110,12 @@ struct Inner {
     ipam: Ipam,
     hierarchies: Hierarchies,
     lowest_oom_score: i64,
-    /// What shims are started from.
+    /// The executable of the shims.
     program: Program,
     apparmor: AppArmor,
-    /// Why containers cannot have a root here. Guards one text; held for a moment.
+    /// Why overlayfs, and so a container's root, is unavailable here. The lock is held briefly.
     no_overlayfs: Mutex<Option<String>>,
-    /// Guards the copy of what is on disk; held for look-ups and changes, never across await.
+    /// Guards the copy of the state on disk. The lock is held for look-ups and changes, never across await.
     table: Mutex<Table>,
     network: watch::Sender<NetworkState>,
     host_ports: HostPorts,
@@ -132,7 +130,7 @@ struct Table {
 }
 
 impl Embedded {
-    /// Reads back what is there and takes it over.
+    /// Restores the state on disk and takes over the running containers.
     pub async fn open(config: Config, tasks: Tasks) -> Result<Self> {
         let layout = Layout { data: config.data_dir.clone(), run: config.run_dir.clone() };
         for directory in [layout.sandboxes(), layout.containers(), layout.run.clone()] {
@@ -144,7 +142,7 @@ impl Embedded {
         let known = NetworkState::read(&layout)?.unwrap_or_default();
         let network =
             NetworkState { cidrs: known.cidrs, bridge: config.bridge.clone(), mtu: config.mtu };
-        // What was there before the bridge is made: `destroy_all` looks here for its name.
+        // Written before the bridge is created: `destroy_all` reads the bridge's name here.
         network.write(&layout)?;
         let embedded = Self(Arc::new(Inner {
             puller: Puller::new(images.clone(), config.registries.clone()),
@@ -175,7 +173,7 @@ impl Embedded {
         &self.0.images
     }
 
-    /// Why containers cannot have a root here, `None` when they can.
+    /// Why overlayfs is unavailable, `None` when it works.
     async fn look_for_overlayfs(&self) -> Result<Option<String>> {
         let place = self.0.layout.data.clone();
         let checked = blocking(move || machine::check_overlayfs(&place)).await?;
@@ -206,7 +204,7 @@ impl Embedded {
         found.ok_or_else(|| Error::NotFound(format!("sandbox {id:?} not found")))
     }
 
-    /// Tells whoever listens. `id` is a container's or, as upstream, a sandbox's.
+    /// Sends an event to the listeners. `id` is a container's or, as upstream, a sandbox's.
     fn tell(&self, kind: ContainerEventType, id: &str, sandbox: &str) {
         if self.0.events.receiver_count() == 0 {
             return;
@@ -217,7 +215,7 @@ impl Embedded {
             .into_iter()
             .map(|container| self.status_of(&container))
             .collect();
-        // Nobody may be listening any more.
+        // The last listener may be gone.
         let _ = self.0.events.send(ContainerEventResponse {
             container_id: id.to_owned(),
             container_event_type: kind as i32,
@@ -227,7 +225,7 @@ impl Embedded {
         });
     }
 
-    /// Goes on when the caller loses interest: half a start would be nobody's.
+    /// Completes the work even if the caller is cancelled: a half-started container would have no owner.
     async fn uninterrupted<T: Send + 'static>(
         &self,
         name: &'static str,
@@ -246,7 +244,7 @@ fn by_prefix<T: Clone>(all: &BTreeMap<String, T>, id: &str) -> Option<T> {
     if let Some(found) = all.get(id) {
         return Some(found.clone());
     }
-    // As crictl's users type them; the prefix must be one's alone.
+    // Like crictl, accepts a prefix of an id if it is unique.
     let mut fitting = all.range(id.to_owned()..).take_while(|(key, _)| key.starts_with(id));
     match (id.is_empty(), fitting.next(), fitting.next()) {
         (false, Some((_, found)), None) => Some(found.clone()),
@@ -258,7 +256,7 @@ fn now_nanos() -> i64 {
     i64::try_from(base::clock::now().as_nanosecond()).unwrap_or(i64::MAX)
 }
 
-/// Without the capability a process's score can only go up.
+/// The lowest `oom_score_adj` that containers can get: without the capability the score can only rise.
 fn lowest_oom_score() -> i64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status
@@ -273,7 +271,7 @@ fn lowest_oom_score() -> i64 {
     let own = own.and_then(|text| text.trim().parse().ok()).unwrap_or(0);
     tracing::warn!(
         lowest = own,
-        "no CAP_SYS_RESOURCE: containers get no lower oom_score_adj than this"
+        "no CAP_SYS_RESOURCE: raising lower oom_score_adj values of containers"
     );
     own
 }
@@ -283,7 +281,9 @@ fn selects(selector: &BTreeMap<String, String>, labels: &BTreeMap<String, String
 }
 
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
-    tokio::task::spawn_blocking(work).await.map_err(|_| Error::Internal("a thread died".into()))
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(|_| Error::Internal("a blocking task panicked".into()))
 }
 
 #[async_trait]
@@ -314,7 +314,7 @@ impl RuntimeService for Embedded {
                 "the node has no pod network yet: it is given with the node's podCIDR",
             ),
         };
-        // Looked for again: somebody may have loaded the module.
+        // Checked again: an administrator may have loaded the module.
         let missing = self.no_overlayfs().is_some();
         let runtime = match if missing { self.look_for_overlayfs().await? } else { None } {
             None => condition(RUNTIME_READY, true, "", ""),
@@ -517,7 +517,7 @@ impl ImageService for Embedded {
                     inodes_used: Some(inodes.into()),
                 }
             };
-            // Containers' writable layers; not what is mounted there.
+            // Counts the containers' writable layers, not the mounts in them.
             let mut writable = FilesystemUsage {
                 fs_id: Some(FilesystemIdentifier { mountpoint: containers.display().to_string() }),
                 timestamp: now_nanos(),

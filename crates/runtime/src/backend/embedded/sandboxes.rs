@@ -16,9 +16,9 @@ use crate::users::Mappings;
 pub(super) struct SandboxEntry {
     pub id: String,
     pub config: PodSandboxConfig,
-    /// Guards the copy of `state.json`; held for a moment.
+    /// Guards the copy of `state.json`. The lock is held briefly.
     state: Mutex<SandboxState>,
-    /// One change at a time; held across await, so it is an async one.
+    /// Serializes changes. It is held across await and therefore async.
     pub busy: tokio::sync::Mutex<()>,
 }
 
@@ -35,7 +35,7 @@ impl SandboxEntry {
         Modes::of(&self.config)
     }
 
-    /// Users of its own.
+    /// The pod's user namespace mappings, if it has a user namespace.
     pub fn mappings(&self) -> Result<Option<Mappings>> {
         Mappings::of(&sandbox::namespace_options(&self.config))
     }
@@ -82,10 +82,10 @@ impl Embedded {
                 Ok(id)
             }
             Err(error) => {
-                // Nothing may be left of a failed attempt: the kubelet does not know its id.
+                // Removes everything of a failed attempt: the kubelet does not know its id.
                 self.table().sandboxes.remove(&id);
                 if let Err(left) = self.unmake_sandbox(&entry).await {
-                    tracing::warn!(sandbox = id, error = %left, "a failed sandbox was not cleaned up");
+                    tracing::warn!(sandbox = id, error = %left, "failed to clean up after a failed sandbox creation");
                 }
                 Err(error)
             }
@@ -120,7 +120,7 @@ impl Embedded {
         })
     }
 
-    /// Those that a process must make.
+    /// Creates the namespaces that need a process.
     async fn make_namespaces(&self, entry: &SandboxEntry) -> Result<()> {
         let (places, mappings) = (self.places(&entry.id), entry.mappings()?);
         let order = Order {
@@ -132,7 +132,7 @@ impl Embedded {
         }
         let users = |pid: u32| {
             let Some(own) = mappings else { return Ok(()) };
-            // Groups first: no rights are lost by either.
+            // Group ids are mapped first; either order keeps all rights.
             std::fs::write(format!("/proc/{pid}/gid_map"), own.gids.line())?;
             std::fs::write(format!("/proc/{pid}/uid_map"), own.uids.line())
         };
@@ -176,7 +176,7 @@ impl Embedded {
         network.detach(&self.0.ipam, &entry.id).await
     }
 
-    /// At start: the pods' links are as this version makes them.
+    /// At start: repairs the pods' links to match this version.
     pub(super) async fn adopt_links(&self) {
         let network = self.0.network.borrow().clone();
         let all: Vec<_> = self.table().sandboxes.values().cloned().collect();
@@ -186,15 +186,17 @@ impl Embedded {
             let ports = !entry.config.port_mappings.is_empty();
             match network.adopt(&entry.id, &net, &addresses, ports).await {
                 Ok(true) => {}
-                Ok(false) => tracing::warn!(sandbox = entry.id, "the sandbox's link is gone"),
+                Ok(false) => {
+                    tracing::warn!(sandbox = entry.id, "the sandbox's network link does not exist")
+                }
                 Err(error) => {
-                    tracing::warn!(sandbox = entry.id, %error, "the sandbox's link is not repaired");
+                    tracing::warn!(sandbox = entry.id, %error, "failed to repair the sandbox's network link");
                 }
             }
         }
     }
 
-    /// What all sandboxes that live take of the node's ports.
+    /// The host ports of all ready sandboxes.
     pub(super) fn host_ports(&self) -> Vec<net::host_ports::HostPort> {
         let cidrs = self.0.network.borrow().cidrs.clone();
         let all: Vec<_> = self.table().sandboxes.values().cloned().collect();
@@ -297,7 +299,7 @@ impl Embedded {
             .collect()
     }
 
-    /// At start: an entry from disk. What never became ready is cleared away.
+    /// At start: restores a sandbox from disk, or removes it if its creation was interrupted.
     pub(super) async fn adopt_sandbox(&self, id: &str) -> Result<()> {
         let directory = self.0.layout.sandbox(id);
         let config = files::read(&directory.join("config.pb"))?;

@@ -1,4 +1,4 @@
-//! Figures of containers and pods, from their cgroups.
+//! Statistics of containers and pods, read from their cgroups.
 
 use std::sync::Arc;
 
@@ -49,7 +49,7 @@ impl Embedded {
         })
     }
 
-    /// Of running containers.
+    /// Statistics of running containers.
     pub(super) async fn list_stats(
         &self,
         filter: ContainerStatsFilter,
@@ -123,7 +123,7 @@ fn cpu(timestamp: i64, figures: &Figures) -> CpuUsage {
     CpuUsage {
         timestamp,
         usage_core_nano_seconds: Some(figures.cpu_nanos.into()),
-        // A rate needs two samples; the kubelet has them.
+        // A rate needs two samples; the kubelet computes it.
         usage_nano_cores: None,
         psi: None,
     }
@@ -142,7 +142,7 @@ fn memory(timestamp: i64, figures: &Figures, limit: Option<u64>) -> MemoryUsage 
     }
 }
 
-/// From the node's end of the pair: what the pod received is what we sent.
+/// Reads the node's end of the veth pair: bytes that the node sent are bytes that the pod received.
 fn pod_network(timestamp: i64, sandbox: &str) -> Option<NetworkUsage> {
     let table = std::fs::read_to_string("/proc/thread-self/net/dev").ok()?;
     let numbers = device_line(&table, &veth(sandbox))?;

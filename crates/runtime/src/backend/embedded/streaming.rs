@@ -1,4 +1,4 @@
-//! exec, attach, port-forward. Bytes of exec go straight between us and the process.
+//! exec, attach, port-forward. The bytes of exec pass directly between this process and the command.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
@@ -14,9 +14,9 @@ use super::containers::ContainerEntry;
 use crate::backend::io::{PipeInput, Terminal, input_pipe, output_pipe};
 use crate::shim::{ExecProcess, Executed};
 
-/// Upstream: what exceeds this is dropped.
+/// Upstream: output beyond this many bytes is dropped.
 const SYNC_OUTPUT_LIMIT: usize = 16 << 20;
-/// How long output is read after the command has ended; its children may hold the pipe.
+/// How long output is read after the command has ended; child processes may hold the pipe.
 const SYNC_DRAIN: Duration = Duration::from_secs(2);
 const RESIZES: usize = 4;
 
@@ -94,7 +94,7 @@ impl Embedded {
         let (sender, receiver) = oneshot::channel();
         self.0.tasks.spawn("exec", async move {
             let code = executed.exit_code().await.map_err(Error::from);
-            // Whoever asked may be gone.
+            // The caller may be gone.
             let _ = sender.send(code);
         });
         receiver
@@ -147,7 +147,7 @@ impl Embedded {
                     tokio::select! {
                         code = &mut exit => {
                             if !read {
-                                // What a child of the command still holds open is not waited for.
+                                // Child processes may still hold the pipe; this does not wait for them.
                                 let _ = tokio::time::timeout(SYNC_DRAIN, &mut reading).await;
                             }
                             break code;
@@ -203,7 +203,7 @@ impl Embedded {
         let netns = self.places(&entry.id).net();
         let host = entry.modes().host_network;
         let mut refused = String::new();
-        // `localhost`, as upstream: a server may listen on one family only.
+        // Tries both loopback addresses, like upstream's `localhost`: a server may listen on one family only.
         for at in [
             SocketAddr::from((Ipv4Addr::LOCALHOST, port)),
             SocketAddr::from((Ipv6Addr::LOCALHOST, port)),
@@ -223,10 +223,10 @@ impl Embedded {
     }
 }
 
-/// Reads to the end; keeps the first part.
+/// Reads to the end, but keeps at most [`SYNC_OUTPUT_LIMIT`] bytes.
 async fn read_all(mut from: impl AsyncRead + Unpin, into: &mut Vec<u8>) {
     let mut buffer = vec![0; 16 << 10];
-    // An error on a pipe is its end.
+    // An error on a pipe counts as its end.
     while let Ok(n @ 1..) = from.read(&mut buffer).await {
         let room = SYNC_OUTPUT_LIMIT.saturating_sub(into.len());
         into.extend_from_slice(&buffer[..n.min(room)]);

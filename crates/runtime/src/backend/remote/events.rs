@@ -1,7 +1,7 @@
-//! Container events: one stream from the runtime, shared by all who listen here.
+//! Container events: one stream from the runtime, shared by all listeners of this process.
 //!
-//! Some runtimes hand each event to one of their listeners only, so there must not be two streams.
-//! When the stream breaks, everybody's ends; the next who asks opens a new one.
+//! Some runtimes send each event to one client only, so there must not be two streams. When the
+//! stream breaks, all listeners' streams end. The next subscriber opens a new one.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -13,7 +13,7 @@ use tokio::sync::{broadcast, oneshot};
 use super::rpc::Rpc;
 
 const EVENTS: usize = 1024;
-/// A runtime that has no events says so at once; one that has them may say nothing for long.
+/// A runtime without events refuses within this time; a runtime with events may stay silent for long.
 const REFUSAL: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Default)]
@@ -34,9 +34,9 @@ impl Hub {
         let (hub, rpc) = (self.clone(), rpc.clone());
         tasks.spawn("runtime events", async move {
             let outcome = pump(&rpc, &sender).await;
-            // Before the last sender goes: who then asks again must not find this stream.
+            // Before the last sender is dropped: a new subscriber must not find this stream.
             hub.0.lock().expect("no panic while held").take();
-            // After the first moments nobody waits for this: the end of the stream tells enough.
+            // Only the first moments have a waiter. Later the end of the stream is the message.
             let _ = refused.send(outcome);
         });
         match tokio::time::timeout(REFUSAL, refusal).await {
@@ -50,7 +50,7 @@ async fn pump(rpc: &Rpc, sender: &broadcast::Sender<ContainerEventResponse>) -> 
     let path = "/runtime.v1.RuntimeService/GetContainerEvents";
     let mut events = rpc.stream(path, GetEventsRequest {}).await?;
     while let Some(event) = events.message().await.map_err(|status| rpc.error(&status))? {
-        // Nobody may be listening just now.
+        // There may be no listeners now.
         let _ = sender.send(event);
     }
     Ok(())

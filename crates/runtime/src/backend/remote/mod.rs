@@ -1,7 +1,7 @@
-//! The remote backend: a runtime of its own (containerd, CRI-O), asked over CRI v1.
+//! The remote backend: a separate runtime (containerd, CRI-O), reached over CRI v1.
 //!
-//! In: the path of its socket. Out: [`cri::Runtime`]; the messages are those of the wire, so this is
-//! names of calls and their limits, and little else.
+//! In: the path of its socket. Out: [`cri::Runtime`]. The messages are those of the protocol, so
+//! this module mostly lists calls and their timeouts.
 //!
 //! ```text
 //!  kubelet ─► Remote ─┬─ rpc        one gRPC connection per socket ─► runtime, image service
@@ -9,11 +9,10 @@
 //!                     └─ streaming  SPDY to the URLs of exec, attach, port-forward
 //! ```
 //!
-//! Invariants: nothing is remembered between calls but the connection; a call while the runtime is
-//! away fails at once with `Unavailable`, and the first call after its return succeeds; nothing is
-//! sent twice.
+//! Invariants: only the connection is kept between calls. A call while the runtime is down fails at
+//! once with `Unavailable`, and the first call after its return succeeds. No request is sent twice.
 //!
-//! Upstream: `k8s.io/cri-client`, its limits and messages included.
+//! Upstream: `k8s.io/cri-client`, including its limits and messages.
 
 mod events;
 mod rpc;
@@ -40,13 +39,13 @@ pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(2 * 60);
 pub struct Endpoints {
     /// `unix:///run/containerd/containerd.sock`, or a path.
     pub runtime: String,
-    /// Where images are asked for, if that is elsewhere.
+    /// The endpoint of the image service, if it differs.
     pub images: Option<String>,
     pub timeout: Duration,
 }
 
-/// Where a node's data directory says that its containers are in another runtime's hands: two
-/// lines, the endpoints. For commands that know nothing but the directory.
+/// A file in a node's data directory with the endpoints of its remote runtime, in two lines. It is
+/// for commands that know only the directory.
 const RECORD: &str = "runtime.endpoint";
 
 impl Endpoints {
@@ -56,7 +55,7 @@ impl Endpoints {
         crate::files::write_atomic(&data_dir.join(RECORD), text.as_bytes())
     }
 
-    /// The node has the embedded runtime (again).
+    /// Removes the record: the node uses the embedded runtime (again).
     pub fn forget(data_dir: &Path) -> std::io::Result<()> {
         match std::fs::remove_file(data_dir.join(RECORD)) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
@@ -64,7 +63,7 @@ impl Endpoints {
         }
     }
 
-    /// `None`: the node has the embedded runtime.
+    /// `None`: the node uses the embedded runtime.
     pub fn of_cluster(data_dir: &Path) -> std::io::Result<Option<Self>> {
         let Some(bytes) = crate::files::read(&data_dir.join(RECORD))? else { return Ok(None) };
         let text = String::from_utf8_lossy(&bytes);
@@ -98,7 +97,7 @@ macro_rules! image_call {
 }
 
 impl Remote {
-    /// Asks both services whether they are there; `Unavailable` when they may come yet.
+    /// Checks that both services answer. `Unavailable` when a retry may succeed.
     pub async fn open(endpoints: &Endpoints, tasks: Tasks) -> Result<Self> {
         let runtime = Rpc::new(&endpoints.runtime)?;
         let images = match endpoints.images.as_deref() {
@@ -124,7 +123,7 @@ impl Remote {
         Ok(remote)
     }
 
-    /// A call to the runtime service with the usual limit.
+    /// A call to the runtime service with the default timeout.
     async fn ask<Q, A>(&self, path: &'static str, request: Q) -> Result<A>
     where
         Q: Message + Send + Sync + 'static,
@@ -133,7 +132,7 @@ impl Remote {
         self.runtime.call(path, request, Some(self.timeout)).await
     }
 
-    /// The same, where nothing is answered.
+    /// Like `ask`, for calls without an answer.
     async fn tell<Q: Message + Send + Sync + 'static>(
         &self,
         path: &'static str,
@@ -151,7 +150,7 @@ impl Remote {
     }
 }
 
-/// What must be there and is not.
+/// Unwraps a required field.
 fn required<T>(value: Option<T>, what: &str) -> Result<T> {
     value.ok_or_else(|| Error::Internal(format!("{what} is not set")))
 }
@@ -160,7 +159,7 @@ fn named(text: String, what: &str) -> Result<String> {
     required(Some(text).filter(|text| !text.is_empty()), what)
 }
 
-/// CRI counts in seconds; less than one is one, as nothing would mean "no limit" or "at once".
+/// CRI counts in whole seconds. Rounds up, because zero would mean "no limit" or "at once".
 fn seconds(time: Duration) -> i64 {
     i64::try_from(time.as_millis().div_ceil(1000)).unwrap_or(i64::MAX)
 }
@@ -200,7 +199,9 @@ impl RuntimeService for Remote {
         let answer: RuntimeConfigResponse =
             self.ask(runtime_call!("RuntimeConfig"), RuntimeConfigRequest {}).await?;
         // Upstream: without an answer the kubelet's own setting stays, as without the call.
-        answer.linux.ok_or_else(|| Error::Unimplemented("the runtime names no driver".into()))
+        answer
+            .linux
+            .ok_or_else(|| Error::Unimplemented("the runtime reports no cgroup driver".into()))
     }
 
     async fn update_runtime_config(&self, pod_cidr: &str) -> Result<()> {
@@ -219,7 +220,7 @@ impl RuntimeService for Remote {
             config: Some(config),
             runtime_handler: runtime_handler.to_owned(),
         };
-        // Upstream: networks take their time.
+        // Upstream: setting up the network may take long.
         let limit = Some(self.timeout * 2);
         let answer: RunPodSandboxResponse =
             self.runtime.call(runtime_call!("RunPodSandbox"), request, limit).await?;
@@ -433,7 +434,7 @@ impl ImageService for Remote {
             auth,
             sandbox_config: sandbox_config.cloned(),
         };
-        // No limit: images are as large as they are, and the runtime notices when nothing moves.
+        // No timeout: images may be large, and the runtime notices a stalled download.
         let answer: PullImageResponse =
             self.images.call(image_call!("PullImage"), request, None).await?;
         named(answer.image_ref, &format!("imageRef of image {:?}", image.image))
@@ -449,7 +450,7 @@ impl ImageService for Remote {
     }
 }
 
-/// The contract's stops and removals are idempotent; containerd's old ones are not.
+/// CRI requires idempotent stops and removals; old containerd versions return NotFound.
 fn gone_is_done(done: Result<()>) -> Result<()> {
     match done {
         Err(Error::NotFound(_)) => Ok(()),
@@ -462,7 +463,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_data_directory_remembers_its_runtime() {
+    fn endpoints_are_recorded_in_the_data_directory() {
         let home = tempfile::tempdir().expect("a directory");
         let read = || Endpoints::of_cluster(home.path()).expect("reads");
         assert!(read().is_none());
@@ -481,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_whole_seconds_and_never_shorter() {
+    fn timeouts_round_up_to_whole_seconds() {
         let check = |millis, expected| {
             assert_eq!(seconds(Duration::from_millis(millis)), expected, "{millis}");
         };

@@ -1,4 +1,4 @@
-//! One connection to one socket, and how its failures read.
+//! One connection to one socket, and the texts of its errors.
 
 use std::error::Error as _;
 use std::io;
@@ -13,21 +13,21 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status, Streaming};
 use tonic_prost::ProstCodec;
 
-/// Upstream: what lists and outputs may weigh.
+/// Upstream: the size limit of lists and command output.
 const ANSWER_LIMIT: usize = 16 << 20;
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
-/// Where the kernel cuts a socket's path.
+/// The kernel's limit on a socket's path.
 const SOCKET_PATH: usize = 108;
 
-/// Cheap to clone; clones share the connection, which is made at the first call and again after it
-/// was lost.
+/// Cheap to clone; clones share the connection. The first call connects, and so does the first call
+/// after a loss.
 #[derive(Clone)]
 pub(super) struct Rpc {
     grpc: Grpc<Channel>,
     socket: PathBuf,
 }
 
-/// The answer of calls that answer nothing (and fields that we do not know).
+/// The answer of calls without a result. Unknown fields are ignored.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct Nothing {}
 
@@ -65,8 +65,8 @@ impl Rpc {
         Ok(Self { grpc, socket })
     }
 
-    /// A call of one request and one answer. The limit is told to the runtime, too, which then stops
-    /// its work.
+    /// A call with one request and one answer. The timeout is also sent to the runtime, which then
+    /// stops its work.
     pub async fn call<Q, A>(
         &self,
         path: &'static str,
@@ -96,8 +96,8 @@ impl Rpc {
         }
     }
 
-    /// A call with many answers. Resolves with the runtime's first word, which some runtimes say
-    /// only when there is something to tell.
+    /// A call with a stream of answers. Resolves with the response headers, which some runtimes
+    /// send only with the first answer.
     pub async fn stream<Q, A>(&self, path: &'static str, request: Q) -> Result<Streaming<A>>
     where
         Q: Message + Send + Sync + 'static,
@@ -129,7 +129,7 @@ impl Rpc {
         }
     }
 
-    /// There was no answer. In gRPC for Go's words, which people search for.
+    /// The error for a call without an answer, in the words of gRPC for Go, which people search for.
     fn lost(&self, error: &(dyn std::error::Error + 'static)) -> Error {
         let mut cause = error;
         while let Some(source) = cause.source() {
@@ -150,7 +150,7 @@ impl Rpc {
     }
 }
 
-/// As C and Go spell it.
+/// The error text as C and Go spell it.
 fn plain(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::NotFound => "no such file or directory",
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_runtime_that_is_not_there_is_unavailable_in_upstreams_words() {
+    async fn a_missing_runtime_is_unavailable_with_upstreams_message() {
         let directory = tempfile::tempdir().expect("a directory");
         let socket = directory.path().join("none.sock");
         let rpc = Rpc::new(&socket.display().to_string()).expect("an endpoint");

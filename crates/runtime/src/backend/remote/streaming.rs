@@ -1,8 +1,8 @@
-//! exec, attach and port-forward: the runtime names a URL, and the streams run over SPDY there.
+//! exec, attach and port-forward: the runtime returns a URL, and the streams use SPDY there.
 //!
 //! ```text
-//!  Exec ─► URL ─► connect ─► streams ─► whoever asked
-//!                    └ driver ── task, ends with the command, or when nobody is interested any more
+//!  Exec ─► URL ─► connect ─► streams ─► caller
+//!                    └ driver ── task, ends with the command, or when all streams are dropped
 //! ```
 
 use std::io;
@@ -22,11 +22,11 @@ use transport::spdy::{Session, Stream};
 use transport::streaming::{self, Command};
 use transport::{ClientOptions, HttpClient};
 
-/// Terminal sizes that may wait.
+/// How many terminal sizes may be queued.
 const SIZES: usize = 4;
-/// What is still on its way may take so long after both sides have ended.
+/// How long remaining data may take after both sides have ended.
 const FAREWELL: Duration = Duration::from_secs(10);
-/// A Status is short.
+/// The limit on the Status' length.
 const STATUS_BYTES: u64 = 64 << 10;
 
 #[derive(Clone)]
@@ -40,11 +40,11 @@ impl Streamer {
         Self { http: Arc::default(), tasks }
     }
 
-    /// Made at the first use: most nodes never run an exec.
+    /// Created at the first use: most nodes never run an exec.
     fn http(&self) -> Result<&HttpClient> {
         if self.http.get().is_none() {
             let client = HttpClient::new(&ClientOptions::default()).map_err(internal)?;
-            // Another call may have been faster; either will do.
+            // A concurrent call may have set it already; both clients are equal.
             let _ = self.http.set(client);
         }
         self.http.get().ok_or_else(|| Error::Internal("no HTTP client".into()))
@@ -57,8 +57,8 @@ impl Streamer {
         let opening = streaming::open_command(&session, streams);
         let Command { stdin, stdout, stderr, resize, error } = driven(&mut driver, opening).await?;
         let resize = resize.map(|stream| self.sizes(stream));
-        // Our side of the outputs stays open until the Status is here: the runtime closes the
-        // connection after it, and a word from us would then reset it and take the Status along.
+        // Our side of the output streams stays open until the Status arrives. The runtime closes
+        // the connection after it; a frame from us would reset the connection and lose the Status.
         let mut open = vec![];
         let mut output = |stream: Stream| {
             let (reader, writer) = stream.into_inner();
@@ -77,7 +77,7 @@ impl Streamer {
                 tokio::pin!(ending);
                 tokio::select! {
                     code = &mut ending => code,
-                    // The connection went first; what it brought may still be unread.
+                    // The connection ended first; the Status may still be buffered.
                     _ = &mut driver => ending.await,
                 }
             };
@@ -85,7 +85,7 @@ impl Streamer {
                 code = both => code,
                 () = told.closed() => return,
             };
-            // Whoever asked may be gone.
+            // The caller may be gone.
             let _ = told.send(code);
             if !driver.is_terminated() {
                 let _ = tokio::time::timeout(FAREWELL, driver).await;
@@ -115,7 +115,7 @@ impl Streamer {
             resize: resize.map(|stream| self.sizes(stream)),
         };
         drop(held);
-        // The status of an attach says nothing that the end of the outputs does not.
+        // The Status of an attach adds nothing to the end of the outputs.
         self.tasks.spawn("attach", keep(session, driver, gone, error));
         Ok(attached)
     }
@@ -150,7 +150,7 @@ impl Streamer {
     }
 }
 
-/// Runs the connection while something waits for it.
+/// Drives the connection while another future waits for its data.
 async fn driven<T, E: std::fmt::Display, F: Future<Output = std::result::Result<(), E>> + Unpin>(
     driver: &mut F,
     work: impl Future<Output = std::result::Result<T, E>>,
@@ -164,27 +164,27 @@ async fn driven<T, E: std::fmt::Display, F: Future<Output = std::result::Result<
     }
 }
 
-/// Runs the connection until it ends, or until nobody holds its streams any more.
+/// Drives the connection until it ends, or until all of its streams are dropped.
 async fn keep<T>(session: Session, driver: impl Future, mut gone: mpsc::Receiver<()>, streams: T) {
     let mut driver = std::pin::pin!(driver);
     tokio::select! {
         _ = &mut driver => return,
-        // Nothing is ever sent: this is the last holder's end.
+        // No message is ever sent: the last sender was dropped.
         _ = gone.recv() => {}
     }
     drop((session, streams));
     let _ = tokio::time::timeout(FAREWELL, driver).await;
 }
 
-/// What is said on a stream of text, to its end.
+/// Reads the whole text of a stream.
 async fn text(stream: impl AsyncRead + Unpin) -> String {
     let mut bytes = vec![];
-    // An error is an end: the connection is gone.
+    // An error counts as the end: the connection is gone.
     let _ = stream.take(STATUS_BYTES).read_to_end(&mut bytes).await;
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// The exit code in the Status that ends a command.
+/// Reads the exit code from the Status that ends a command.
 async fn exit_code(stream: impl AsyncRead + Unpin) -> Result<i32> {
     exit_code_of(&text(stream).await)
 }
@@ -216,8 +216,7 @@ fn internal(error: impl std::fmt::Display) -> Error {
 
 type Text = Pin<Box<dyn Future<Output = String> + Send>>;
 
-/// A stream whose end (for all of its holders) ends the connection, and whose end of file may turn
-/// out to be a failure, told in another stream's text.
+/// A stream that keeps the connection alive. Its end-of-file may become an error, read from an error stream.
 struct Guarded {
     stream: Stream,
     _held: mpsc::Sender<()>,

@@ -4,18 +4,18 @@
 //! queue ─► drain ─► expire leases ─► evaluate in order ─► one durable commit ─► state ─► watches ─► answers
 //! ```
 //!
-//! While one batch is being synced the next one gathers in the queue; it waits for more only where
-//! several write at once, and shortly (`gathering.rs`). A thread of its own, because a sync blocks.
+//! While one batch is synced, the next one collects in the queue; it waits for more requests only if
+//! several writers are active, and briefly (`gathering.rs`). It has its own thread, because a sync blocks.
 //!
-//! It sleeps until a request, the next lease's end, or history that is due to go; an idle store
-//! does nothing at all.
+//! It sleeps until a request, a lease's end, or history that is due for removal; an idle store uses no
+//! processor time.
 //!
 //! After a failed commit nothing of it becomes visible, its callers get `Unavailable`, and before
-//! the next write the file is opened again: what then turns out to be durable after all is made
-//! visible, the rest never was.
+//! the next write the file is reopened: the part that turns out to be durable becomes visible, the
+//! rest never existed.
 //!
-//! When the log has been cleared of what the floor forgot, and the file takes more than twice what
-//! is left, it is written anew beside the writes (`durable/rewrite.rs`).
+//! When the log has been cleared of compacted records, and the file takes more than twice the bytes in
+//! use, it is rewritten concurrently with writes (`durable/rewrite.rs`).
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
@@ -33,38 +33,38 @@ use super::retention::Retention;
 use super::{Options, Shared, loading};
 use crate::{Error, Lease, LeaseId, Result, Revision, TxnResponse};
 
-/// Requests per commit, and about how many bytes of values.
+/// The limits of a commit: requests, and roughly the bytes of values.
 const BATCH_REQUESTS: usize = 1024;
 const BATCH_BYTES: usize = 8 << 20;
-/// Records looked at at least, per commit that also writes; and per one that does not.
+/// The minimum number of records to check for trimming, per commit with writes, and without.
 const TRIM_WITH_WRITES: usize = 128;
 const TRIM_ALONE: usize = 1024;
-/// How often a broken disk is tried again, at most.
+/// The minimum interval between retries of a broken disk.
 const RETRY: Duration = Duration::from_secs(1);
-/// How often the file is written anew, at most, if that fails.
+/// The minimum interval between rewrites after a failed one.
 const COPY_AGAIN: Duration = Duration::from_secs(60);
 
 pub(super) struct Request {
     pub work: Work,
-    /// Its place in the queue, given back when it has been answered. None for what nobody waits for.
+    /// Its permit of the queue, released when it is answered. `None` for requests without a caller.
     pub _place: Option<OwnedSemaphorePermit>,
 }
 
 pub(super) enum Work {
     Txn(Prepared, Answer<TxnResponse>),
-    /// With an id, or one of the store's choice.
+    /// With a given id, or with one of the store's choice.
     Grant(Option<LeaseId>, i64, Answer<LeaseId>),
     Revoke(LeaseId, Answer<()>),
     KeepAlive(LeaseId, Answer<i64>),
     Compact(Revision, Answer<()>),
     Leases(Answer<Vec<Lease>>),
-    /// The thread that copies the log has come to its end.
+    /// The thread that copies the log has ended.
     Copied,
 }
 
 pub(super) type Answer<T> = oneshot::Sender<Result<T>>;
 
-/// An answer that waits for the disk. The receiver may have gone away meanwhile; that is its right.
+/// An answer that waits for the disk. Its receiver may have gone meanwhile.
 enum Reply {
     Txn(Answer<TxnResponse>, Result<TxnResponse>),
     /// A lease's id, or its seconds.
@@ -89,23 +89,23 @@ pub(super) struct Committer {
     queue: Receiver<Request>,
     leases: Leases,
     retention: Retention,
-    /// How far the log is clear of what the floor forgot.
+    /// Up to here, the log is cleared of compacted records.
     trimmed: Revision,
-    /// Set while the disk is broken: when to try it again.
+    /// Set while the disk is broken: the time of the next try.
     retry: Option<Instant>,
     gathering: Gathering,
     rewriting: Rewriting,
 }
 
-/// The file being written anew.
+/// The rewrite of the file.
 struct Rewriting {
     slack_bytes: u64,
-    /// While it runs nothing is trimmed.
+    /// While it runs, nothing is trimmed.
     thread: Option<JoinHandle<Result<Copy>>>,
-    /// A write of unknown fate came in between: the copy is not used.
+    /// A write of unknown outcome happened meanwhile: the copy must not be used.
     is_void: bool,
-    /// What a new file takes for what is in it: where records fill their pages badly this is much,
-    /// and writing it anew would change nothing.
+    /// The ratio of a new file's size to the bytes in use. If records fill their pages badly it is large,
+    /// and another rewrite would not help.
     growth: f64,
     not_before: Option<Instant>,
 }
@@ -148,7 +148,7 @@ impl Committer {
         }
     }
 
-    /// Waits for work. `None` when there will be none any more; empty when only time has passed.
+    /// Waits for work. `None`: no more work will come; empty: only time has passed.
     fn next_batch(&mut self) -> Option<Vec<Request>> {
         let mut requests = vec![];
         match self.wake_at() {
@@ -172,7 +172,7 @@ impl Committer {
         Some(requests)
     }
 
-    /// One more for the batch that began then, if there is one or one is likely to come.
+    /// One more request for a batch begun at `begun`, if one is queued or likely to come soon.
     fn another(&self, gathered: usize, begun: Instant) -> Option<Request> {
         match self.queue.try_recv() {
             Ok(request) => Some(request),
@@ -184,7 +184,7 @@ impl Committer {
         }
     }
 
-    /// When there is something to do without a request.
+    /// The time of the next work without a request.
     fn wake_at(&self) -> Option<Instant> {
         let (current, floor) = {
             let state = self.shared.state();
@@ -249,7 +249,7 @@ impl Committer {
         }
     }
 
-    /// What changes no values: it takes effect after the batch's transactions.
+    /// Work that changes no values: it takes effect after the batch's transactions.
     fn administer(&mut self, work: Work, changes: &Changes, now: Instant) -> Reply {
         match work {
             Work::KeepAlive(id, to)
@@ -281,7 +281,7 @@ impl Committer {
         }
     }
 
-    /// The floor rises before anything below it goes, so that a reader who finds a hole on disk
+    /// The floor rises before records below it are removed, so that a reader that finds a gap on disk
     /// sees the reason.
     fn raise_floor(&mut self, now: Instant) {
         let (current, floor) = {
@@ -295,7 +295,7 @@ impl Committer {
 
     fn commit(&mut self, changes: &Changes) -> Result<()> {
         let floor = self.shared.state().floor;
-        // Twice what is being added, so that trimming wins whatever the load.
+        // Twice the number of new records, so that trimming keeps up with any load.
         let with_writes = TRIM_WITH_WRITES.max(2 * changes.records.len());
         let limit = if changes.is_empty() { TRIM_ALONE } else { with_writes };
         let trim = Trim { from: self.trimmed, floor, limit };
@@ -321,7 +321,7 @@ impl Committer {
                 Ok(())
             }
             Err(error) => {
-                tracing::error!(%error, "the store could not write");
+                tracing::error!(%error, "the store failed to write");
                 self.retry = Some(Instant::now() + RETRY);
                 self.rewriting.is_void = true;
                 Err(error)
@@ -333,19 +333,19 @@ impl Committer {
         self.trimmed < floor && self.rewriting.thread.is_none()
     }
 
-    /// Much has gone: begins to write the file anew if it keeps the room.
+    /// Starts a rewrite if much was removed and the file is still large.
     fn rewrite_if_due(&mut self, now: Instant) {
         let (taken, used) = self.shared.durable.sizes();
         if !self.shared.durable.can_be_copied() || !self.rewriting.is_due(now, taken, used) {
             return;
         }
-        tracing::debug!(taken, used, "the store's file is written anew");
+        tracing::debug!(taken, used, "rewriting the store's file");
         let shared = self.shared.clone();
-        // More than this, and it is written to faster than it can be copied.
+        // Above this limit, writes are faster than copying.
         let limit = 2 * used + self.rewriting.slack_bytes;
         let copying = std::thread::Builder::new().name("store copy".into()).spawn(move || {
             let copied = copy(&shared, limit);
-            // Closed: then the copy goes with the thread.
+            // Closed: then the copy is dropped with the thread.
             let _ = shared.enqueue(Work::Copied, None);
             copied
         });
@@ -353,11 +353,11 @@ impl Committer {
         self.rewriting.is_void = false;
         match copying {
             Ok(thread) => self.rewriting.thread = Some(thread),
-            Err(error) => tracing::warn!(%error, "the store's file stays as big as it is"),
+            Err(error) => tracing::warn!(%error, "failed to start rewriting the store's file"),
         }
     }
 
-    /// Puts the copy in the file's place, if there is one.
+    /// Replaces the file by the copy, if it is usable.
     fn end_rewriting(&mut self, now: Instant) {
         let Some(thread) = self.rewriting.thread.take() else { return };
         let copied = thread.join().unwrap_or_else(|_| Err(Error::unavailable("it panicked")));
@@ -369,10 +369,10 @@ impl Committer {
                 let (taken, used) = self.shared.durable.sizes();
                 self.rewriting.growth = taken as f64 / used.max(1) as f64;
                 self.rewriting.not_before = None;
-                tracing::debug!(taken, used, "the store's file is a new one");
+                tracing::debug!(taken, used, "rewrote the store's file");
             }
             Err(error) => {
-                tracing::warn!(%error, "the store's file could not be written anew");
+                tracing::warn!(%error, "failed to rewrite the store's file");
                 if !self.shared.durable.is_open() {
                     self.retry = Some(now);
                 }
@@ -407,20 +407,20 @@ impl Committer {
         self.shared.hub().publish(&changes.groups);
     }
 
-    /// After a failure: opens the file again and takes in what had become durable unnoticed.
+    /// After a failure: reopens the file, and applies writes that became durable after all.
     fn mend(&mut self, now: Instant) -> Result<()> {
         let Some(retry) = self.retry else { return Ok(()) };
         if now < retry {
-            return Err(Error::unavailable("the last write failed, the disk will be tried again"));
+            return Err(Error::unavailable("the last write failed, the disk will be retried"));
         }
         self.retry = Some(now + RETRY);
         let mended = self.shared.durable.reopen().and_then(|()| self.catch_up(now));
         if let Err(error) = mended {
-            tracing::error!(%error, "the store is still out of order");
+            tracing::error!(%error, "failed to reopen the store");
             return Err(Error::unavailable(error));
         }
         self.retry = None;
-        tracing::info!("the store writes again");
+        tracing::info!("the store accepts writes again");
         Ok(())
     }
 
@@ -436,22 +436,22 @@ impl Committer {
     }
 }
 
-/// However it ends, by a panic too: watches must not wait for what will never come.
+/// Runs also after a panic: watches must not wait for events that will never come.
 impl Drop for Committer {
     fn drop(&mut self) {
         self.shared.end();
-        // It looks whether the store is closed, every few megabytes; what it has is thrown away.
+        // The copying thread checks every few megabytes whether the store is closed; its copy is discarded.
         drop(self.rewriting.thread.take().map(JoinHandle::join));
     }
 }
 
-/// Copies the log until it has caught up with it.
+/// Copies the log until the copy has caught up.
 fn copy(shared: &Shared, limit: u64) -> Result<Copy> {
     let mut copy = shared.durable.begin_copy()?;
     while shared.durable.go_on_copying(&mut copy)? {
         shared.check_open()?;
         if copy.bytes() > limit {
-            return Err(Error::unavailable("it is written to faster than it is copied"));
+            return Err(Error::unavailable("writes are faster than the copy"));
         }
     }
     Ok(copy)

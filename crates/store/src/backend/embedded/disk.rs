@@ -1,9 +1,9 @@
-//! The file under the durable layer: what `redb` asks of a disk, and nothing else.
+//! The file of the durable layer: the operations that `redb` requires of a disk.
 //!
-//! Ours instead of `redb`'s own so that syncing can be turned off, so that every page that is read has
-//! the checksum that it was written with (`sums.rs`), and so that tests can put a failing or
-//! power-losing disk in its place ([`OpenDisk`] is that seam). It takes no lock: the durable layer
-//! holds one on a file of its own, also while it opens this file anew after an error.
+//! It replaces `redb`'s own for three reasons: syncing can be disabled; every page that is read is
+//! compared with its checksum (`sums.rs`); and tests can use a failing or power-losing disk instead
+//! ([`OpenDisk`] is that seam). It takes no lock: the durable layer holds one on its own file, also while
+//! it reopens this file after an error.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -15,13 +15,13 @@ use redb::StorageBackend;
 
 use super::sums::{PAGE, Sums};
 
-/// Opens the disk, also for the second time after an error.
+/// Opens the disk, also again after an error.
 pub(super) type OpenDisk = Arc<dyn Fn() -> io::Result<Disk> + Send + Sync>;
 
 #[derive(Debug)]
 pub(super) struct Disk {
     backend: Box<dyn StorageBackend>,
-    /// Of the pages; none on a disk of a test.
+    /// The checksums of pages; `None` on a test's disk.
     pub sums: Option<Arc<Sums>>,
 }
 
@@ -49,7 +49,7 @@ pub(super) fn open_private(path: &Path) -> io::Result<File> {
 #[derive(Debug)]
 struct PlainFile {
     file: File,
-    /// Off only where a power loss may cost the data: tests and throw-away clusters.
+    /// Disable it only if a power loss may lose the data: tests and throw-away clusters.
     sync: bool,
     sums: Arc<Sums>,
 }
@@ -59,7 +59,7 @@ impl StorageBackend for PlainFile {
         Ok(self.file.metadata()?.len())
     }
 
-    /// Whole pages, but for the header at an opening, which `redb` guards itself.
+    /// Reads whole pages, except for the header at opening, which `redb` checks itself.
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
         self.file.read_exact_at(out, offset)?;
         self.sums.check(offset, out)

@@ -1,16 +1,16 @@
-//! What is on disk, and the few functions that touch it. Only this file knows `redb`.
+//! The data on disk, and the few functions that access it. Only this file knows `redb`.
 //!
 //! ```text
 //! DIR/lock        empty; locked by the one process that has the store open
 //! DIR/store.redb  one redb file with three tables
-//! DIR/store.redb.new  now and then: what is to become store.redb (see `durable/rewrite.rs`)
+//! DIR/store.redb.new  sometimes: the future store.redb (see `durable/rewrite.rs`)
 //!
-//! meta    name → u64          format    version of this drawing, 2
+//! meta    name → u64          format    version of this layout, 2
 //!                             plain     records below this revision may be of format 1
-//!                             floor     history below is forgotten
-//!                             trimmed   the log below has been cleared of what floor forgot
+//!                             floor     history below is compacted
+//!                             trimmed   the log below has been cleared of compacted records
 //!
-//! leases  id: i64 → ttl: i64  seconds; a lease starts anew when the store is opened
+//! leases  id: i64 → ttl: i64  seconds; the time of a lease restarts when the store is opened
 //!
 //! log     (revision: u64, index: u32) → record, every change once, in the order they happened
 //!
@@ -20,13 +20,13 @@
 //!         │ P, D │ ms │ revis. │         │       │ revision │ index  │ length   │     │       │       │
 //!         └──────┴────┴────────┴─────────┴───────┴──────────┴────────┴──────────┴─────┴───────┴───────┘
 //!         little endian; kind P put, D delete; previous 0 = the change created the key; the
-//!         checksum is that of (revision: u64, index: u32) and of everything before it
+//!         checksum covers (revision: u64, index: u32) and everything before it
 //! format 1: kind 1 put, 2 delete, and no checksum
 //! ```
 //!
 //! There is no table of live values: the live value of a key is its newest record, and the map in
-//! memory knows it. So each value is written once, and always at the right edge of one tree: a
-//! commit copies few pages. The price is that opening reads the whole log, which it would do anyway
+//! memory has its address. So each value is written once, always at the right edge of one tree: a
+//! commit copies few pages. The price is that opening reads the whole log, which is needed anyway
 //! to fill the map.
 //!
 //! Worked example. Two keys, written, changed, deleted:
@@ -34,28 +34,28 @@
 //! ```text
 //!  (2,0) put a "1"   prev –         live at 6: nothing under a, b = "2"
 //!  (3,0) put b "1"   prev –
-//!  (4,0) put a "2"   prev (2,0)     compact(5): the records 2..5 are looked at once. (4,0)
-//!  (5,0) del a       prev (4,0)     replaced (2,0), which goes. (5,0) replaced (4,0), but a
-//!  (6,0) put b "2"   prev (3,0)     watch from 5 still needs it; so does 6 need (3,0).
+//!  (4,0) put a "2"   prev (2,0)     compact(5): checks the records 2..5 once. (4,0)
+//!  (5,0) del a       prev (4,0)     replaced (2,0), which is removed. (5,0) replaced (4,0), but a
+//!  (6,0) put b "2"   prev (3,0)     watch from 5 still needs it; likewise 6 needs (3,0).
 //! ```
 //!
-//! Invariants: a record goes only when the record that replaced it is below the floor (a delete
+//! Invariants: a record is removed only when the record that replaced it is below the floor (a delete
 //! replaces itself), so from the floor on every event has its previous value; the newest revision
 //! always has a record, so it needs no field of its own.
 //!
-//! Damage: a page that is read has the checksum that it was written with (`sums.rs`); where those
-//! are not known redb checks all its pages at opening. Each record has its own, from the commit to
-//! the reader. What does not fit is refused, with the way out ([`RESTORE`]); nothing is repaired by
-//! guessing. A store of format 1 is read as it is, becomes one of format 2 with
-//! the first commit, and loses its last record without a checksum when the file is written anew.
+//! Damage: every page that is read is compared with its checksum (`sums.rs`); without known checksums,
+//! redb checks all its pages at opening. Each record has its own checksum, from the commit to the
+//! reader. A mismatch is refused with the way out ([`RESTORE`]); nothing is repaired by guessing. A store
+//! of format 1 is readable, becomes one of format 2 with the first commit, and has no more records without
+//! a checksum after a rewrite of the file.
 //!
 //! Durability: each commit is one redb transaction, `Durability::Immediate`, one sync (redb's
-//! one-phase commit: after a crash a checksum tells whether the newest commit is whole).
+//! one-phase commit: after a crash a checksum shows whether the newest commit is complete).
 //! Not quick repair, which syncs twice and writes the allocator state each time: measured, a put
-//! took three times as long or more. All it saves is the walk over the file after a crash, and
-//! that adds a third or so to what opening takes anyway (docs/performance.md). Nor two-phase
-//! commit: it guards against values crafted to collide with a checksum over pages whose other
-//! content nobody but the store knows.
+//! took at least three times as long. It saves only the walk over the file after a crash, which adds
+//! about a third to the time of opening (docs/performance.md). Not two-phase commit either: it protects
+//! against values crafted to collide with a checksum, but that checksum also covers page content
+//! that only the store knows.
 
 use std::collections::BTreeMap;
 use std::fs::{File, TryLockError};
@@ -81,10 +81,10 @@ mod reading;
 mod rewrite;
 
 const FORMAT: u64 = 2;
-/// Without checksums of records.
+/// Records without checksums.
 const FORMAT_1: u64 = 1;
 
-/// What to do about a store that is damaged.
+/// The advice in errors about a damaged store.
 const RESTORE: &str = "restore a snapshot into a new data directory (decapod snapshot list; decapod \
                        snapshot restore FILE -d NEWDIR), copy pki and token into it and start with it";
 
@@ -92,26 +92,26 @@ const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
 const LEASES: TableDefinition<i64, i64> = TableDefinition::new("leases");
 const LOG: TableDefinition<(u64, u32), &[u8]> = TableDefinition::new("log");
 
-/// Live values are in memory and history is read in order: a small cache is enough.
+/// A small cache suffices, because live values are in memory and history is read in order.
 const CACHE_BYTES: usize = 2 << 20;
-/// A reading of history stops at the end of the revision that passes this many bytes.
+/// A read of history stops at the end of the revision that passes this size.
 const CHUNK_BYTES: usize = 1 << 20;
 
 pub(super) struct Durable {
     path: PathBuf,
     open_disk: OpenDisk,
-    /// `None` after an error, until [`Durable::reopen`], and after the end. Readers hold it for one
-    /// short transaction; only reopening and closing want it alone.
+    /// `None` after an error, until [`Durable::reopen`], and after close. Readers hold it for one
+    /// short transaction; only reopening and closing need it exclusively.
     database: RwLock<Option<Opened>>,
     /// Bytes of all records.
     used: AtomicU64,
     /// Records below this revision may be of format 1.
     plain_below: AtomicU64,
-    /// The next commit says so, and that the format is a newer one.
+    /// The next commit writes `plain` and the newer format.
     upgrades: AtomicBool,
-    /// Held for as long as the store is open, also between two openings of the database.
+    /// Held as long as the store is open, also while the database is reopened.
     lock: Mutex<Option<File>>,
-    /// Where a second file may be; none on a disk that is not a directory's.
+    /// The directory for a second file; `None` on a disk without a directory.
     home: Option<Home>,
 }
 
@@ -123,8 +123,8 @@ pub(super) struct Batch<'a> {
     pub trim: Option<Trim>,
 }
 
-/// Clears the log from `from` up to `floor` of what is no longer needed, at most about `limit`
-/// records of it.
+/// Removes records from the log between `from` and `floor` that are no longer needed; checks about
+/// `limit` records.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Trim {
     pub from: Revision,
@@ -138,16 +138,16 @@ pub(super) struct Meta {
     pub leases: Vec<(LeaseId, i64)>,
 }
 
-/// Some revisions of history.
+/// A part of history.
 pub(super) struct Chunk {
-    /// Only those with changes in the range that was asked for.
+    /// Only revisions with changes in the requested range.
     pub events: Vec<(Revision, Vec<Event>)>,
-    /// Where to go on.
+    /// The revision to continue at.
     pub next: Revision,
 }
 
 impl Durable {
-    /// Opens or creates the store in `dir`, alone.
+    /// Opens or creates the store in `dir`, exclusively.
     pub fn open(dir: &Path, sync: bool) -> Result<Self> {
         make_private_dir(dir, sync)
             .map_err(|e| Error::unusable(format!("cannot create {}: {e}", dir.display())))?;
@@ -177,11 +177,11 @@ impl Durable {
         Ok(durable)
     }
 
-    /// After an error: closes the file and opens it again. What had been committed is there.
+    /// After an error: closes and reopens the file, with all committed data.
     pub fn reopen(&self) -> Result<()> {
         let mut slot = self.database.write().expect("no panic while it is held");
         drop(slot.take());
-        // The error may have been that of a new file's name.
+        // The error may have concerned a new file's name.
         self.home.as_ref().map_or(Ok(()), Home::sync).map_err(Error::unavailable)?;
         *slot = Some(open_database(&self.path, &self.open_disk)?);
         Ok(())
@@ -191,11 +191,11 @@ impl Durable {
     pub fn close(&self) {
         let database = self.database.write().expect("no panic while it is held").take();
         if let Some(Err(error)) = database.map(|opened| opened.close(&self.path)) {
-            tracing::warn!(path = %self.path.display(), %error, "the store did not close cleanly");
+            tracing::warn!(path = %self.path.display(), %error, "failed to close the store cleanly");
         }
         if let Some(lock) = self.lock.lock().expect("no panic while it is held").take() {
-            // Closing is not enough: a process that is just being started shares the file, and with
-            // it the lock, until it runs. An error: then closing will have to do.
+            // Closing is not enough: a process that is being started shares the file and the lock until it
+            // runs its program. If unlocking fails, closing must suffice.
             let _ = lock.unlock();
         }
     }
@@ -241,7 +241,7 @@ impl Durable {
         PlainBelow(self.plain_below.load(Ordering::Relaxed))
     }
 
-    /// Hands every record from `from` on to `each`, in order, and returns the rest of what is kept.
+    /// Passes every record from `from` on to `each`, in order, and returns the other metadata.
     pub fn load(&self, from: Revision, each: &mut dyn FnMut(Address, View<'_>)) -> Result<Meta> {
         guarded(|| self.load_inner(from, each)).map_err(|e| self.unusable(e))
     }
@@ -262,9 +262,9 @@ impl Durable {
         Ok(meta)
     }
 
-    /// The same for all records, with values as they are to be kept. Several threads read a long log:
-    /// `each` is told which part of it a record is of, counted from 0; the records of a part come in
-    /// order, but parts in between.
+    /// The same for all records, with values in their in-memory form. Several threads read a long log:
+    /// `each` also gets the number of the record's part, from 0; the records of a part come in order, but
+    /// parts are interleaved.
     pub fn load_parts(&self, each: &mut dyn FnMut(usize, Address, View<'_>)) -> Result<Meta> {
         let database = self.database()?;
         let read = || {
@@ -279,13 +279,13 @@ impl Durable {
         guarded(read).map_err(|e| self.unusable(e))
     }
 
-    /// What to say of a change whose previous one is not where it says.
+    /// The error for a change whose previous change is missing.
     pub fn inconsistent(&self, at: Address, previous: Address) -> Error {
         inconsistent(at.revision, previous.revision)
     }
 
-    /// Makes the batch durable, wholly or not at all; after an error its fate is open until
-    /// [`Durable::reopen`]. Returns how far the log has been trimmed, if that was asked for.
+    /// Makes the batch durable, completely or not at all; after an error its outcome is unknown until
+    /// [`Durable::reopen`]. Returns how far the log was trimmed, if that was requested.
     pub fn commit(&self, batch: &Batch<'_>) -> Result<Option<Revision>> {
         let database = self.database()?;
         let plain = self.plain_below();
@@ -299,30 +299,30 @@ impl Durable {
         Ok(trimmed)
     }
 
-    /// What the file takes of the disk (it is longer: the end has holes), and what the records in
-    /// it have.
+    /// The file's blocks on the disk in bytes (its length is larger, because the end has holes), and the
+    /// bytes of its records.
     pub fn sizes(&self) -> (u64, u64) {
         use std::os::unix::fs::MetadataExt;
-        // An error: it is not there yet. Blocks are of 512 bytes, whatever the file system's are.
+        // An error means that the file does not exist yet. Blocks have 512 bytes on every file system.
         let taken = std::fs::metadata(&self.path).map(|meta| meta.blocks() * 512);
         (taken.unwrap_or_default(), self.used.load(Ordering::Relaxed))
     }
 
-    /// Every page against its checksum; only for a file that nobody else uses.
+    /// Compares every page with its checksum; only for a file that is not in use.
     fn check_pages(&self) -> Result<()> {
         let mut slot = self.database.write().expect("no panic while it is held");
         let opened = slot.as_mut().ok_or_else(|| Error::unavailable("the store is closed"))?;
         match opened.database.check_integrity() {
             Ok(true) => Ok(()),
             Ok(false) => {
-                tracing::warn!(path = %self.path.display(), "the file was repaired");
+                tracing::warn!(path = %self.path.display(), "redb repaired the store's file");
                 Ok(())
             }
             Err(error) => Err(unusable(&self.path, error.into())),
         }
     }
 
-    /// The newest revision of `floor..=current` that had come to be by then.
+    /// The newest revision of `floor..=current` that existed at that time.
     pub fn revision_at(&self, millis: u64, floor: Revision, current: Revision) -> Result<Revision> {
         let database = self.database()?;
         let plain = self.plain_below();
@@ -341,7 +341,7 @@ impl Durable {
     }
 }
 
-/// What [`verify`] found to be in order.
+/// The result of [`verify`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Verified {
     pub records: u64,
@@ -350,8 +350,8 @@ pub struct Verified {
     pub floor: Revision,
 }
 
-/// Reads all of a store that nobody has open: every page against its checksum, every record, and
-/// whether each change has the one before it and no key two last ones. Changes nothing.
+/// Reads all of a store that is not in use: every page against its checksum, every record, and whether
+/// each change has its previous one and each key only one newest. Changes nothing.
 pub fn verify(dir: &Path) -> Result<Verified> {
     let path = dir.join("store.redb");
     if !path.is_file() {
@@ -372,10 +372,10 @@ pub fn verify(dir: &Path) -> Result<Verified> {
         {
             missing.push((at.revision, previous.revision));
         }
-        // Nothing replaces the value before it.
+        // No change has replaced the value before this one.
         twice += usize::from(view.previous.is_none() && before.is_some_and(|(_, lives)| lives));
     })?;
-    // What the floor has passed may be gone.
+    // Records below the floor may have been removed.
     missing.retain(|(at, _)| *at > meta.floor.0);
     if let Some((at, previous)) = missing.first() {
         return Err(inconsistent(*at, *previous));
@@ -389,20 +389,20 @@ pub fn verify(dir: &Path) -> Result<Verified> {
     Ok(found)
 }
 
-/// A database, and what is known of its file's pages.
+/// A database, and the checksums of its file's pages.
 struct Opened {
     database: Database,
     sums: Option<Arc<Sums>>,
 }
 
 impl Opened {
-    /// What may pass, unless it is damage.
+    /// Converts an error: damage, or a failure that may pass.
     fn trouble(&self, path: &Path, error: redb::Error) -> Error {
-        // After the first error redb says no more than that there was one.
+        // After the first error, redb reports only that there was one.
         let is_known = self.sums.as_ref().is_some_and(|sums| sums.found_damage());
         match error {
             redb::Error::PreviousIo if is_known => {
-                unusable(path, redb::Error::Corrupted("a page was not as it was written".into()))
+                unusable(path, redb::Error::Corrupted("a page does not match its checksum".into()))
             }
             error if is_damage(&error) => unusable(path, error),
             error => Error::unavailable(error),
@@ -412,14 +412,14 @@ impl Opened {
     fn close(self, path: &Path) -> std::result::Result<(), redb::Error> {
         self.database.close()?;
         if let Some(Err(error)) = self.sums.map(|sums| sums.leave(path)) {
-            // A full disk, perhaps: the next opening reads all pages twice.
-            tracing::info!(path = %path.display(), %error, "cannot leave the checksums of the store's pages");
+            // The disk may be full: then the next opening reads all pages twice.
+            tracing::info!(path = %path.display(), %error, "failed to write the checksums of the store's pages");
         }
         Ok(())
     }
 }
 
-/// The open database, while it is being used.
+/// The open database, while it is in use.
 struct Open<'a>(RwLockReadGuard<'a, Option<Opened>>);
 
 impl Open<'_> {
@@ -475,7 +475,7 @@ fn unusable(path: &Path, error: redb::Error) -> Error {
 fn is_damage(error: &redb::Error) -> bool {
     match error {
         redb::Error::Corrupted(_) => true,
-        // A page whose checksum is another one; a file that was cut.
+        // A page with a wrong checksum, or a truncated file.
         redb::Error::Io(why) => {
             matches!(why.kind(), io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof)
         }
@@ -483,11 +483,11 @@ fn is_damage(error: &redb::Error) -> bool {
     }
 }
 
-/// Damaged pages can make redb panic: that is damage, too.
+/// Damaged pages can make redb panic: that counts as damage, too.
 fn guarded<T>(
     act: impl FnOnce() -> std::result::Result<T, redb::Error>,
 ) -> std::result::Result<T, redb::Error> {
-    // Nothing of ours changes halfway: the transaction is gone with the panic.
+    // None of our state changes halfway: the panic has dropped the transaction.
     catch_unwind(AssertUnwindSafe(act)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
@@ -497,11 +497,11 @@ fn guarded<T>(
 
 fn inconsistent(at: u64, previous: u64) -> Error {
     Error::unusable(format!(
-        "the change at revision {at} follows one at revision {previous} that is not there; {RESTORE}"
+        "the change at revision {at} follows one at revision {previous}, which is missing; {RESTORE}"
     ))
 }
 
-/// Of keys with a change that says there was none before it, though there is.
+/// The error for keys with two newest changes: one record wrongly says that it has no previous one.
 pub(super) fn two_newest(keys: usize) -> Error {
     Error::unusable(format!("{keys} keys have two newest changes; {RESTORE}"))
 }
@@ -515,10 +515,10 @@ fn open_database(path: &Path, open_disk: &OpenDisk) -> Result<Opened> {
     builder.set_check_integrity_on_open(!sums.as_ref().is_some_and(|sums| sums.are_known()));
     let name = path.to_owned();
     builder.set_repair_callback(move |session| {
-        // redb says 0.3 only where the newest commit is not whole and it turns to the one before.
+        // redb reports 0.3 only if the newest commit is incomplete and it uses the one before.
         if session.progress() == 0.3 {
             let path = name.display();
-            tracing::warn!(%path, "the last commit was not finished: the store goes on without it");
+            tracing::warn!(%path, "the store dropped its last commit, which was incomplete");
         }
     });
     let database = guarded(|| builder.create_with_backend(disk).map_err(redb::Error::from))
@@ -583,7 +583,7 @@ fn create_tables(database: &Database) -> std::result::Result<(), redb::Error> {
     Ok(write.commit()?)
 }
 
-/// How far it trimmed, and how many bytes that freed.
+/// Returns how far it trimmed, and how many bytes that freed.
 fn commit(
     database: &Database,
     batch: &Batch<'_>,
@@ -627,8 +627,8 @@ fn commit(
     Ok((trimmed, freed))
 }
 
-/// Removes what the records of `from..floor` replaced, and those of them that are deletes. Stops
-/// after about `limit` records, at a revision's end; returns where, and how many bytes went.
+/// Removes the records that `from..floor` replaced, and the deletes in it. Stops after about `limit`
+/// records, at a revision's end; returns the position, and the bytes removed.
 fn clear(
     log: &mut Table<'_, (u64, u32), &'static [u8]>,
     plain: PlainBelow,
@@ -691,7 +691,7 @@ fn history(
     Ok(Chunk { events, next: Revision(upto.0 + 1) })
 }
 
-/// By halves: times grow with revisions, as far as the clock is not set back.
+/// A binary search: times grow with revisions, unless the clock was set back.
 fn revision_at(
     database: &Database,
     plain: PlainBelow,
@@ -701,7 +701,7 @@ fn revision_at(
 ) -> std::result::Result<Option<Revision>, redb::Error> {
     let read = database.begin_read()?;
     let log = read.open_table(LOG)?;
-    // The first record from a revision on: which it is, and of when.
+    // The first record from a revision on: its revision and time.
     let first = |from: u64| {
         let Some(row) = ReadableTable::range(&log, (from, 0)..)?.next() else { return Ok(None) };
         let (at, bytes) = row?;
@@ -711,7 +711,7 @@ fn revision_at(
     };
     let is_past = |from: u64| Ok::<_, redb::Error>(first(from)?.is_none_or(|(_, at)| at > millis));
     if is_past(floor.0)? {
-        // Of an empty store nothing was forgotten.
+        // An empty store has no compacted history.
         return Ok((floor == Revision(1)).then_some(floor));
     }
     let (mut low, mut high) = (floor.0, current.0 + 1);
@@ -722,8 +722,8 @@ fn revision_at(
     Ok(Some(Revision(low)))
 }
 
-/// The previous state, from its own record. It may be gone if the floor has passed meanwhile; then
-/// whoever reads looks at the floor again and throws the chunk away.
+/// The previous state, from its own record. The record may be missing if the floor has passed it
+/// meanwhile; the reader checks the floor again and drops the chunk.
 fn previous(
     log: &impl ReadableTable<(u64, u32), &'static [u8]>,
     plain: PlainBelow,
@@ -748,12 +748,12 @@ fn decoded(
 
 fn damaged(at: Address) -> redb::Error {
     redb::Error::Corrupted(format!(
-        "the record at revision {} does not have the checksum that it was written with",
+        "the record at revision {} does not match its checksum",
         at.revision
     ))
 }
 
-/// An exact copy: what comes in may be a small part of a big request buffer.
+/// An exact copy, because the bytes may be a small part of a large request buffer.
 pub(super) fn exact(bytes: &[u8]) -> Bytes {
     Bytes::copy_from_slice(bytes)
 }

@@ -1,21 +1,21 @@
-//! How long a commit waits for those who are about to write, too. Pure; the committer asks.
+//! How long a commit waits for further writers. Pure; the committer asks.
 //!
-//! Answered writers need a moment to come back with the next write. Whoever comes first would have
-//! a sync of their own, and all others wait for it: sixty-four writers would pay two syncs a round.
-//! So when several were in flight as the last commit ended, the next one waits for as many, and at
-//! most for a quarter of what a commit takes: that much is soon won back, and a writer who is alone
-//! never waits.
+//! Writers need a moment between an answer and their next write. Without waiting, the first one would
+//! get its own sync, and all others would wait for it: sixty-four writers would pay two syncs per round.
+//! So if several requests were in flight when the last commit ended, the next one waits for as many, but
+//! at most for a quarter of a commit's duration: the gain exceeds that soon, and a single writer never
+//! waits.
 
 use std::time::Duration;
 
-/// However slow the disk is.
+/// The limit for slow disks.
 const LONGEST: Duration = Duration::from_millis(2);
 
 #[derive(Debug, Default)]
 pub(super) struct Gathering {
-    /// Requests that had not been answered when the last commit ended, its own among them.
+    /// Unanswered requests when the last commit ended, its own included.
     in_flight: usize,
-    /// What a commit takes, about.
+    /// The approximate duration of a commit.
     commit: Duration,
 }
 
@@ -28,7 +28,7 @@ impl Gathering {
         };
     }
 
-    /// For a commit that has so many requests: how long it may wait for more, from its first on.
+    /// How long a commit that has `gathered` requests may wait for more, from its first request on.
     pub fn patience(&self, gathered: usize) -> Option<Duration> {
         (gathered < self.in_flight).then(|| (self.commit / 4).min(LONGEST))
     }
@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_company_is_waited_for_and_not_for_long() {
+    fn only_several_writers_wait_and_briefly() {
         let check = |in_flight, commit, gathered, expected: Option<u64>| {
             let mut gathering = Gathering::default();
             gathering.note(in_flight, Duration::from_micros(commit));
@@ -52,11 +52,11 @@ mod tests {
         check(64, 400, 64, None);
         check(64, 400, 65, None);
         check(64, 40_000, 1, Some(2000));
-        assert_eq!(Gathering::default().patience(1), None, "of the first nothing is known");
+        assert_eq!(Gathering::default().patience(1), None, "the first commit does not wait");
     }
 
     #[test]
-    fn one_slow_commit_is_not_the_rule() {
+    fn one_slow_commit_does_not_dominate() {
         let mut gathering = Gathering::default();
         for took in [400, 400, 8400] {
             gathering.note(2, Duration::from_micros(took));

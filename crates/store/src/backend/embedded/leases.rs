@@ -1,7 +1,7 @@
-//! Leases: which there are, when they end, which keys hang on them. Owned by the committer alone.
+//! Leases: their deadlines and keys. Only the committer uses them.
 //!
-//! Deadlines live in memory only: keeping a lease alive writes nothing, and a restart gives each
-//! lease its whole time again. Upstream: etcd does the same when its leader changes.
+//! Deadlines are only in memory: a keep-alive writes nothing, and a restart gives each lease its full
+//! time again. Upstream: etcd does the same when its leader changes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -21,7 +21,7 @@ struct Lease {
 #[derive(Default)]
 pub(super) struct Leases {
     leases: BTreeMap<LeaseId, Lease>,
-    /// One entry per lease, the next to end first.
+    /// One entry per lease, the earliest deadline first.
     deadlines: BTreeSet<(Instant, LeaseId)>,
 }
 
@@ -48,7 +48,7 @@ impl Leases {
         }
     }
 
-    /// Returns its whole time, in seconds.
+    /// Returns its full time, in seconds.
     pub fn keep_alive(&mut self, id: LeaseId, now: Instant) -> Result<i64> {
         let lease = self.leases.get_mut(&id).ok_or(Error::LeaseNotFound(id))?;
         self.deadlines.remove(&(lease.deadline, id));
@@ -57,7 +57,7 @@ impl Leases {
         Ok(lease.ttl.as_secs() as i64)
     }
 
-    /// A key moves from one lease to another; 0 is none. The copy keeps no value in memory.
+    /// Moves a key from one lease to another; 0 means none. It copies the key, so that no value is pinned.
     pub fn attach(&mut self, key: &[u8], from: LeaseId, to: LeaseId) {
         if from == to {
             return;
@@ -74,12 +74,12 @@ impl Leases {
         self.leases.get(&id).into_iter().flat_map(|lease| &lease.keys)
     }
 
-    /// The leases that have ended.
+    /// The expired leases.
     pub fn due(&self, now: Instant) -> Vec<LeaseId> {
         self.deadlines.iter().take_while(|(at, _)| *at <= now).map(|(_, id)| *id).collect()
     }
 
-    /// All of them as they stand.
+    /// All leases with their remaining time.
     pub fn list(&self, now: Instant) -> Vec<crate::Lease> {
         let seconds = |time: Duration| i64::try_from(time.as_secs()).unwrap_or(i64::MAX);
         let lease = |(id, lease): (&LeaseId, &Lease)| crate::Lease {

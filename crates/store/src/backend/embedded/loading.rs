@@ -1,5 +1,5 @@
-//! From the log on disk to the state in memory: all of it when the store is opened, the tail of it
-//! when the disk works again.
+//! Loads the log into the state in memory: all of it when the store is opened, the new part when the disk
+//! works again.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -16,30 +16,30 @@ use super::{Options, Shared};
 use crate::value::keep;
 use crate::{Event, EventKind, KeyRange, Result, Revision};
 
-/// What the committer starts from.
+/// The committer's initial state.
 pub(super) struct Loaded {
     pub leases: Leases,
     pub trimmed: Revision,
     written: Vec<Written>,
 }
 
-/// Some revisions that were written at about the same time, in milliseconds of wall time.
+/// Revisions that were written at about the same time, in milliseconds of wall time.
 struct Written {
     at: u64,
     last: Revision,
     bytes: u64,
 }
 
-/// Written times closer together than this are one.
+/// Writes closer together than this share an entry.
 const THIN: u64 = 1000;
 
 impl Loaded {
-    /// Ages count on from when the records were written.
+    /// Ages continue from the time of the writes.
     pub fn retention(&self, options: &Options, now_millis: u64) -> Retention {
         let mut retention = Retention::new(options.limits());
         let now = Instant::now();
         for Written { at, last, bytes } in &self.written {
-            // No older than the machine's uptime, if the clock cannot say: that keeps it longer.
+            // At most the machine's uptime, in case the clock is wrong: that keeps history longer.
             let age = Duration::from_millis(now_millis.saturating_sub(*at));
             retention.note(now.checked_sub(age).unwrap_or(now), *last, *bytes);
         }
@@ -47,7 +47,7 @@ impl Loaded {
     }
 }
 
-/// Reads everything.
+/// Reads the whole log.
 pub(super) fn load(durable: &Durable, ring_bytes: usize) -> Result<(State, Loaded)> {
     let mut parts: Vec<Part> = vec![];
     let meta = durable.load_parts(&mut |part, at, view| {
@@ -62,7 +62,7 @@ pub(super) fn load(durable: &Durable, ring_bytes: usize) -> Result<(State, Loade
     state.floor = meta.floor;
     state.ring.restart(Revision(state.revision.0 + 1));
     let Part { stored, lost, written, .. } = whole;
-    // What the floor has passed may be gone.
+    // Records below the floor may have been removed.
     if let Some((at, previous)) = lost.into_iter().find(|(at, _)| at.revision > meta.floor.0) {
         return Err(durable.inconsistent(at, previous));
     }
@@ -78,8 +78,8 @@ pub(super) fn load(durable: &Durable, ring_bytes: usize) -> Result<(State, Loade
     Ok((state, Loaded { leases, trimmed: meta.trimmed, written }))
 }
 
-/// Of live values, in the order of the log, the set. Put in one by one they would be looked up three
-/// times each, in nodes that stay half empty.
+/// The set of the live values, which come in the order of the log. Inserting them one by one would look
+/// each up three times, and leave nodes half empty.
 fn sorted(stored: Vec<Option<Stored>>) -> Result<BTreeSet<Stored>> {
     let live: Vec<Stored> = stored.into_iter().flatten().collect();
     let count = live.len();
@@ -90,8 +90,8 @@ fn sorted(stored: Vec<Option<Stored>>) -> Result<BTreeSet<Stored>> {
     Ok(live)
 }
 
-/// What a part of the log comes to. A record says which one it replaces, so that nothing has to be
-/// looked up by its key, and parts can be read beside each other:
+/// The result of a part of the log. A record has the address of the one it replaces, so no look-up by
+/// key is needed, and parts can be read concurrently:
 ///
 /// ```text
 ///  (2,0) put a "1"   prev –        first part      addresses (2,0) (3,0)   stored –  b "2"
@@ -103,18 +103,18 @@ fn sorted(stored: Vec<Option<Stored>>) -> Result<BTreeSet<Stored>> {
 /// ```
 #[derive(Default)]
 struct Part {
-    /// Of every put, in order…
+    /// The address of every put, in order…
     addresses: Vec<Address>,
-    /// …what it wrote, unless that was replaced.
+    /// …and its value, unless it was replaced.
     stored: Vec<Option<Stored>>,
     dead: usize,
-    /// Changes whose previous one is in no part yet: which, and the previous one.
+    /// Changes whose previous one is in no part yet: (address, previous address).
     lost: Vec<(Address, Address)>,
     last: Option<Revision>,
     written: Vec<Written>,
 }
 
-/// So many replaced values are worth a place each.
+/// How many replaced values may keep their slot.
 const DEAD: usize = 4096;
 
 impl Part {
@@ -137,7 +137,7 @@ impl Part {
         self.note(Written { at: view.at, last, bytes });
     }
 
-    /// False if no value is known to have been written there.
+    /// False if no value at that address is known.
     fn forget(&mut self, at: Address) -> bool {
         let Ok(found) = self.addresses.binary_search(&at) else { return false };
         let was_live = self.stored[found].take().is_some();
@@ -161,7 +161,7 @@ impl Part {
         }
     }
 
-    /// This part and the one behind it.
+    /// Joins this part and the next one.
     fn followed_by(mut self, next: Self) -> Self {
         for (at, previous) in next.lost {
             if !self.forget(previous) {
@@ -185,7 +185,7 @@ fn stored(at: Address, view: &View<'_>) -> Stored {
     Stored::new(view.key, view.value, view.is_packed, facts)
 }
 
-/// What is durable from `from` on, as changes yet to be shown.
+/// The durable changes from `from` on, which are not visible yet.
 pub(super) fn missed(shared: &Shared, from: Revision) -> Result<(Changes, Meta)> {
     let mut changes = Changes::default();
     let mut last = from;

@@ -1,7 +1,7 @@
 //! Transactions on their way to the disk: evaluated one after the other on top of the visible
-//! state, seeing each other, seen by nobody else.
+//! state; they see each other, but are not visible yet.
 //!
-//! A transaction that fails changes nothing here; if the commit fails, the whole of this is dropped.
+//! A failed transaction changes nothing here; if the commit fails, all of this is dropped.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,8 +16,8 @@ use crate::{
     Txn, TxnResponse,
 };
 
-/// A transaction whose values are as they will be kept. They are packed by whoever wants the
-/// transaction, so that the committer, who serves all, has it done.
+/// A transaction with values in in-memory form. The caller packs them, to relieve the committer, which
+/// serves all callers.
 pub(super) struct Prepared {
     compare: Vec<Compare>,
     success: Vec<Step>,
@@ -25,7 +25,7 @@ pub(super) struct Prepared {
 }
 
 enum Step {
-    /// The value for the log, and what is to be kept, but for its facts.
+    /// The value for the log, and the in-memory form without its facts.
     Put {
         value: Bytes,
         kept: Stored,
@@ -42,7 +42,7 @@ impl Prepared {
         Self { compare: txn.compare, success, failure }
     }
 
-    /// About how much it writes.
+    /// The approximate bytes that it writes.
     pub fn size(&self) -> usize {
         let one = |step: &Step| match step {
             Step::Put { value, kept, .. } => kept.key().len() + value.len(),
@@ -77,7 +77,7 @@ pub(super) struct Pending<'a> {
     changes: Changes,
 }
 
-/// What a commit writes and then makes visible.
+/// The changes that a commit writes and then makes visible.
 #[derive(Default)]
 pub(super) struct Changes {
     pub records: Vec<(Address, Record)>,
@@ -110,7 +110,7 @@ impl<'a> Pending<'a> {
     }
 
     pub fn finish(self) -> Changes {
-        // Granted and revoked in one batch: it never was.
+        // A lease that is granted and revoked in one batch never existed.
         let granted = self.granted.iter().filter(|(id, _)| !self.revoked.contains(id));
         let granted = granted.map(|(id, ttl)| (*id, *ttl)).collect();
         let revoked = self.revoked.iter().filter(|id| self.leases.contains(**id));
@@ -154,7 +154,7 @@ impl<'a> Pending<'a> {
         if !self.has_lease(id) {
             return Err(Error::LeaseNotFound(id));
         }
-        // Keys of before the batch and of the batch; who holds the lease now counts.
+        // Keys from before the batch and of the batch; the current lease of each key counts.
         let mut keys: BTreeSet<Bytes> = self.leases.keys(id).cloned().collect();
         keys.extend(self.overlay.keys().cloned());
         keys.retain(|key| self.current(key).is_some_and(|stored| stored.lease == id));
@@ -191,7 +191,7 @@ impl<'a> Pending<'a> {
     }
 }
 
-/// One transaction being applied. All its changes carry the same revision.
+/// One transaction being applied. All its changes have the same revision.
 struct Running<'p, 'a> {
     pending: &'p mut Pending<'a>,
     revision: Revision,
@@ -240,7 +240,7 @@ impl<'p, 'a> Running<'p, 'a> {
     }
 
     fn address(&self) -> Address {
-        // A transaction has far fewer than 2^32 changes: they all are in memory.
+        // A transaction has far fewer than 2^32 changes, because they are all in memory.
         Address { revision: self.revision.0, index: self.events.len() as u32 }
     }
 

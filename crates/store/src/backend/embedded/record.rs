@@ -1,15 +1,15 @@
-//! One change as it stands in the log on disk. The drawing is in [`super::durable`].
+//! The format of a change in the log on disk. The layout is in [`super::durable`].
 //!
-//! Invariant: a record that is handed out has the checksum that it was written with, which covers its
-//! address, too. Records of format 1 have none and are believed up to the revision at which the store
-//! was of that format, no further: a damaged first byte makes no record of the other kind.
+//! Invariant: every returned record matches its checksum, which also covers its address. Records of
+//! format 1 have none and are accepted only below the revision at which the store left that format: so a
+//! damaged first byte cannot turn a record into the other format.
 
 use bytes::Bytes;
 
 use crate::value::plain_len;
 use crate::{Event, EventKind, KeyValue, LeaseId, Revision, Value};
 
-/// Where a change stands in the log: its revision, and which change of that revision it is.
+/// The position of a change in the log: its revision, and its index in that revision.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Address {
     pub revision: u64,
@@ -19,12 +19,12 @@ pub(super) struct Address {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Record {
     pub kind: EventKind,
-    /// When it was committed, in milliseconds since 1970: history is kept by age.
+    /// The time of the commit, in milliseconds since 1970: history is kept by age.
     pub at: u64,
     pub create: u64,
     pub version: u64,
     pub lease: LeaseId,
-    /// The change of the same key before this one, unless this one created it.
+    /// The previous change of the same key; `None` if this one created it.
     pub previous: Option<Address>,
     pub key: Bytes,
     pub value: Bytes,
@@ -34,11 +34,11 @@ const HEADER: usize = 49;
 const CHECKSUM: usize = 4;
 const PUT: u8 = b'P';
 const DELETE: u8 = b'D';
-/// Of format 1: without a checksum.
+/// Format 1: without a checksum.
 const PLAIN_PUT: u8 = 1;
 const PLAIN_DELETE: u8 = 2;
 
-/// Over where a record stands, and all of it.
+/// The checksum of a record and its address.
 fn checksum(at: Address, record: &[u8]) -> u32 {
     let mut place = [0; 12];
     place[..8].copy_from_slice(&at.revision.to_le_bytes());
@@ -49,17 +49,17 @@ fn checksum(at: Address, record: &[u8]) -> u32 {
     hasher.finalize()
 }
 
-/// Which records may be without a checksum: those below a revision, none where that is 0.
+/// Which records may lack a checksum: those below this revision; 0 means none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct PlainBelow(pub u64);
 
 impl PlainBelow {
-    /// `None` if these bytes are no record, or not the one that was written there.
+    /// `None` if these bytes are no record, or not the record written at that address.
     pub fn decode(self, at: Address, bytes: &[u8]) -> Option<View<'_>> {
         View::read(self.checked(at, bytes)?)
     }
 
-    /// The record without its checksum, which it has.
+    /// The record without its checksum, after verifying it.
     pub fn checked(self, at: Address, bytes: &[u8]) -> Option<&[u8]> {
         match bytes.first()? {
             &PUT | &DELETE => {
@@ -102,7 +102,7 @@ impl Record {
         out.extend(self.lease.to_le_bytes());
         out.extend(previous.revision.to_le_bytes());
         out.extend(previous.index.to_le_bytes());
-        // Keys are far below 4 GiB: the value limit bounds the request that they came in.
+        // Keys are far below 4 GiB: the value limit bounds their request.
         out.extend((self.key.len() as u32).to_le_bytes());
         out.extend_from_slice(&self.key);
         out.extend_from_slice(&self.value);
@@ -110,7 +110,7 @@ impl Record {
     }
 }
 
-/// A record as it lies in a page: nothing is copied until somebody wants the value.
+/// A record inside a page: nothing is copied until the value is used.
 pub(super) struct View<'a> {
     pub kind: EventKind,
     pub at: u64,
@@ -120,12 +120,12 @@ pub(super) struct View<'a> {
     pub previous: Option<Address>,
     pub key: &'a [u8],
     pub value: &'a [u8],
-    /// Never as it lies in a page; see `durable/reading.rs`.
+    /// Never true for a record in a page; see `durable/reading.rs`.
     pub is_packed: bool,
 }
 
 impl<'a> View<'a> {
-    /// A record without its checksum. `None` if these bytes are none.
+    /// Parses a record without checksum. `None` if the bytes are none.
     pub fn read(bytes: &'a [u8]) -> Option<Self> {
         let (header, rest) = bytes.split_first_chunk::<HEADER>()?;
         let eight = |at: usize| u64::from_le_bytes(header[at..at + 8].try_into().expect("8 bytes"));
@@ -150,12 +150,12 @@ impl<'a> View<'a> {
         })
     }
 
-    /// How long the value itself is.
+    /// The length of the unpacked value.
     pub fn value_len(&self) -> usize {
         plain_len(self.value, self.is_packed)
     }
 
-    /// The key as this change left it; for a delete just the key and the deleting revision.
+    /// The key after this change; for a delete only the key and the deleting revision.
     pub fn key_value(&self, at: Address) -> KeyValue {
         KeyValue {
             key: Bytes::copy_from_slice(self.key),
@@ -203,7 +203,7 @@ mod tests {
         bytes
     }
 
-    /// As format 1 had it.
+    /// The record in format 1.
     fn plain(record: &Record) -> Vec<u8> {
         let mut bytes = encoded(record);
         bytes.truncate(bytes.len() - CHECKSUM);
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_comes_back_and_a_cut_one_is_refused() {
+    fn a_record_is_decoded_and_a_truncated_one_refused() {
         for record in [put(), delete()] {
             check(&record, &encoded(&record), SUMMED);
             check(&record, &plain(&record), PlainBelow(8));
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_of_format_1_is_believed_as_far_as_that_format_went_and_gets_a_checksum() {
+    fn a_record_of_format_1_is_accepted_below_its_limit_and_gets_a_checksum() {
         for record in [put(), delete()] {
             let old = plain(&record);
             assert!(PlainBelow(7).decode(AT, &old).is_none());
@@ -246,12 +246,12 @@ mod tests {
             PlainBelow(8).summed(AT, &old, &mut new).expect("a record");
             assert_eq!(new, encoded(&record));
             PlainBelow(8).summed(AT, &encoded(&record), &mut new).expect("a record");
-            assert_eq!(new, encoded(&record), "one that has a checksum stays as it is");
+            assert_eq!(new, encoded(&record), "a record with a checksum stays unchanged");
         }
     }
 
     #[test]
-    fn no_flipped_bit_and_no_other_place_goes_unnoticed() {
+    fn flipped_bits_and_other_addresses_are_detected() {
         for record in [put(), delete()] {
             let bytes = encoded(&record);
             for bit in 0..bytes.len() * 8 {

@@ -1,11 +1,11 @@
-//! A new store out of a snapshot.
+//! Creates a new store from a snapshot.
 //!
-//! In: what a snapshot holds, and the revision to go on from. Out: a directory that the next server
-//! opens. The keys keep their own revisions; history begins at the given one, which is above all
-//! that anybody may have seen, so that whoever comes with an older revision is told `Compacted` and
-//! lists anew.
+//! In: a snapshot's content, and the revision to continue from. Out: a directory for the next server
+//! to open. The keys keep their revisions; history begins at the given one, which is above every
+//! revision that clients may have seen, so that a client with an older revision gets `Compacted` and
+//! lists again.
 //!
-//! Invariant: the directory is there with all of it, or not at all.
+//! Invariant: the directory exists completely, or not at all.
 
 use std::path::Path;
 
@@ -16,7 +16,7 @@ use super::record::{Address, Record};
 use crate::snapshot::Content;
 use crate::{Error, EventKind, KeyValue, Result, Revision};
 
-/// Where the new store says what it is made of.
+/// The key with the origin of a restored store.
 pub const MARK: &str = "/decapod/restored";
 /// Bytes of values per commit.
 const BATCH: usize = 4 << 20;
@@ -38,7 +38,7 @@ pub fn restore(dir: &Path, content: &Content, revision: Revision, mark: &str) ->
     }
     let name = dir.file_name().unwrap_or_default().to_string_lossy();
     let making = dir.with_file_name(format!("{name}.restoring"));
-    // Left by one that did not come to its end.
+    // Left by a restore that was interrupted.
     match std::fs::remove_dir_all(&making) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             return Err(Error::unusable(format!("cannot clear {}: {error}", making.display())));
@@ -48,7 +48,7 @@ pub fn restore(dir: &Path, content: &Content, revision: Revision, mark: &str) ->
     let durable = Durable::open(&making, true)?;
     fill(&durable, content, revision, mark)?;
     durable.close();
-    // An empty directory may stand there.
+    // An empty directory may exist there.
     std::fs::rename(&making, dir)
         .and_then(|()| match dir.parent() {
             Some(parent) => std::fs::File::open(parent)?.sync_all(),

@@ -1,9 +1,9 @@
-//! Which history may go: what is both older than an age and further back than a number of
-//! revisions; and what is more than a number of bytes back, however young, so that a burst cannot
-//! fill the disk. Pure; the committer asks when to look and how far the floor may rise.
+//! Which history may be removed: revisions beyond both an age and a number of revisions; and those beyond
+//! a number of bytes, at any age, so that a burst cannot fill the disk. Pure; the committer asks for the
+//! time of the next check and for the new floor.
 //!
-//! The floor rises in steps, so that an idle cluster (a lease renewed now and then) does not pay
-//! for trimming at every write.
+//! The floor rises in steps, so that an idle cluster (with a lease renewed now and then) does not trim
+//! at every write.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -14,23 +14,23 @@ use crate::Revision;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
-    /// At least this many are kept.
+    /// At least this many revisions are kept.
     pub revisions: u64,
-    /// Of the rest, what is younger than this…
+    /// Beyond those, revisions younger than this…
     pub age: Duration,
-    /// …and fits in here.
+    /// …that fit in this many bytes.
     pub bytes: u64,
 }
 
 pub(super) struct Retention {
     limits: Limits,
-    /// All that was ever noted.
+    /// All bytes ever noted.
     bytes: u64,
     /// A few dozen per age and per bytes.
     samples: VecDeque<Sample>,
 }
 
-/// "At this time the store was at that revision, and so much had been written."
+/// The revision at a time, and the bytes written until then.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
     at: Instant,
@@ -38,7 +38,7 @@ struct Sample {
     bytes: u64,
 }
 
-/// As many samples as an age is divided into, about.
+/// The approximate number of samples per age.
 const RESOLUTION: u32 = 64;
 
 impl Retention {
@@ -46,7 +46,7 @@ impl Retention {
         Self { limits, bytes: 0, samples: VecDeque::new() }
     }
 
-    /// The store has come to this revision, by writing so many bytes.
+    /// Notes that the store has reached this revision by writing this many bytes.
     pub fn note(&mut self, now: Instant, revision: Revision, bytes: u64) {
         self.bytes += bytes;
         // After opening, the times come from a wall clock that may have been set back.
@@ -71,9 +71,9 @@ impl Retention {
         is_old || self.bytes - sample.bytes > self.limits.bytes
     }
 
-    /// The floor to rise to now, if a step is due.
+    /// The new floor, if a step is due.
     pub fn due(&mut self, now: Instant, current: Revision, floor: Revision) -> Option<Revision> {
-        // Of the samples that may go, only the newest matters.
+        // Of the samples that may be removed, only the newest matters.
         while self.samples.get(1).is_some_and(|sample| self.may_go(sample, now)) {
             self.samples.pop_front();
         }
@@ -82,7 +82,7 @@ impl Retention {
         (target >= floor.0 + self.step()).then_some(Revision(target))
     }
 
-    /// When a step will be due if nothing more is written.
+    /// When the next step is due without further writes.
     pub fn next_look(&self, current: Revision, floor: Revision) -> Option<Instant> {
         let least = floor.0 + self.step();
         if current.0.saturating_sub(self.limits.revisions) < least {
@@ -101,8 +101,7 @@ mod tests {
         Retention::new(Limits { revisions, age: Duration::from_secs(300), bytes: 64_000 })
     }
 
-    /// Ten revisions of 10 bytes per second from revision 2 on; what is due `seconds` after the
-    /// last.
+    /// Ten revisions of 10 bytes per second from revision 2 on; the floor due `seconds` after the last.
     fn check(kept: u64, written: u64, seconds: u64, floor: u64, expected: Option<u64>) {
         let start = Instant::now();
         let mut retention = keep(kept);
@@ -117,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn history_goes_when_it_is_old_and_long() {
+    fn history_is_removed_when_it_is_old_and_long() {
         check(100, 50, 1000, 1, None);
         check(100, 1000, 0, 1, None);
         check(100, 1000, 1000, 1, Some(901));
@@ -128,7 +127,7 @@ mod tests {
 
     /// Otherwise the committer would wake, find nothing to do, and wake again.
     #[test]
-    fn when_it_said_it_would_look_something_is_due() {
+    fn a_step_is_due_at_the_announced_time() {
         let mut random = 1_u64;
         let mut below = |limit: u64| {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -140,7 +139,7 @@ mod tests {
             let (mut current, mut floor) = (Revision(1), Revision(1));
             for _ in 0..100 {
                 current.0 += 1 + below(20);
-                // Clocks go back, too.
+                // The clock may also go back.
                 let now = start + Duration::from_secs(below(600));
                 retention.note(now, current, below(9000));
                 let Some(look) = retention.next_look(current, floor) else { continue };
@@ -154,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_goes_before_its_time() {
+    fn a_burst_is_removed_early() {
         let now = Instant::now();
         let mut retention = keep(10);
         for revision in 2..102 {
@@ -166,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn it_looks_again_only_when_something_can_be_due() {
+    fn it_checks_again_only_when_a_step_can_be_due() {
         let start = Instant::now();
         let mut retention = keep(100);
         retention.note(start, Revision(50), 10);

@@ -1,12 +1,12 @@
-//! What is visible: the live values, the revision, the floor, and a ring of recent events.
+//! The visible state: the live values, the revision, the floor, and a ring of recent events.
 //!
-//! In: committed batches from the committer, its only writer. Out: reads, now and at past
+//! In: committed batches from the committer, its only writer. Out: reads, of the current and of past
 //! revisions; recent events for watches that catch up.
 //!
-//! Memory per key is the value once (packed, and shared with events and the watch cache), the key
-//! once, and 100 to 170 bytes around them, the less the more of them were there at opening: key and
-//! value are an exact copy in one buffer, so that nothing pins a request's, and the set of them is
-//! all there is. Whoever keeps a key longer than its value must copy it, as leases do.
+//! Memory per key: the value once (packed, and shared with events and the watch cache), the key once, and
+//! 100 to 170 bytes of overhead, less for keys that existed at opening. Key and value are an exact copy
+//! in one buffer, so that no request buffer is pinned, and the set of these buffers is the only
+//! structure. Code that keeps a key longer than its value must copy it, as leases do.
 
 use std::borrow::Borrow;
 use std::cmp::Ordering;
@@ -21,14 +21,14 @@ use crate::{
     Revision, Value,
 };
 
-/// A live key and its value. Compares by the key alone, so that a set of them is a map.
+/// A live key and its value. Compares by the key alone, so that a set of them acts as a map.
 #[derive(Clone, Debug)]
 pub(super) struct Stored {
-    /// The key, and behind it the value as it is kept.
+    /// The key, followed by the value in in-memory form.
     bytes: Bytes,
-    /// How long the key is, and in the highest bit whether the value is packed.
+    /// The length of the key; the highest bit says whether the value is packed.
     key_len: u32,
-    // The address of the change, unpacked: four bytes of it fit beside the key's length.
+    // The address of the change, as separate fields: its index fits beside the key's length.
     index: u32,
     revision: u64,
     pub create: Revision,
@@ -36,10 +36,10 @@ pub(super) struct Stored {
     pub lease: LeaseId,
 }
 
-/// Keys are far below 2 GiB: the value limit bounds the request that they came in.
+/// Keys are far below 2 GiB: the value limit bounds their request.
 const PACKED: u32 = 1 << 31;
 
-/// What there is to know about a value but for itself.
+/// The facts of a value besides its bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Facts {
     pub create: Revision,
@@ -49,7 +49,7 @@ pub(super) struct Facts {
 }
 
 impl Stored {
-    /// The value is kept as it comes, packed or not.
+    /// Keeps the value as given, packed or not.
     pub fn new(key: &[u8], value: &[u8], is_packed: bool, facts: Facts) -> Self {
         let mut bytes = Vec::with_capacity(key.len() + value.len());
         bytes.extend_from_slice(key);
@@ -86,7 +86,7 @@ impl Stored {
         &self.bytes[..self.behind_key()]
     }
 
-    /// The key, which keeps the value, too.
+    /// The key; it shares, and so keeps, the buffer with the value.
     pub fn shared_key(&self) -> Bytes {
         self.bytes.slice(..self.behind_key())
     }
@@ -137,7 +137,7 @@ impl PartialEq for Stored {
 
 impl Eq for Stored {}
 
-/// What differs from the live values: `None` where a key is not there.
+/// Differences to the live values: `None` if a key does not exist.
 pub(super) type Overlay = BTreeMap<Bytes, Option<Stored>>;
 
 pub(super) struct State {
@@ -158,7 +158,7 @@ impl State {
         }
     }
 
-    /// One change, as the log has it.
+    /// Applies one change from the log.
     pub fn apply(&mut self, key: &[u8], change: Option<Stored>) {
         match change {
             Some(stored) => drop(self.live.replace(stored)),
@@ -176,7 +176,7 @@ impl State {
         Ok(())
     }
 
-    /// The range as it is now, or with `overlay` as it was.
+    /// The current range, or the one changed by `overlay`.
     pub fn range(&self, request: &RangeRequest, overlay: &Overlay) -> RangeResponse {
         let limit = match (request.count_only, request.limit) {
             (true, _) => 0,
@@ -201,7 +201,7 @@ impl State {
     }
 }
 
-/// The keys of a range in order, the overlay's word over the live map's.
+/// The keys of a range in order; the overlay overrides the live map.
 pub(super) fn merge<'a>(
     live: &'a BTreeSet<Stored>,
     overlay: &'a Overlay,
@@ -222,7 +222,7 @@ pub(super) fn merge<'a>(
                     overlay.next()
                 }
             };
-            // A key that the overlay denies is skipped.
+            // Skips keys that do not exist in the overlay.
             if let Some((_, Some(stored))) = from_overlay {
                 return Some(stored);
             }
@@ -230,12 +230,12 @@ pub(super) fn merge<'a>(
     })
 }
 
-/// The newest events, without gap from `start` on, bounded in bytes.
+/// The newest events, without gap from `start` on, limited in bytes.
 pub(super) struct Ring {
     groups: VecDeque<Group>,
     bytes: usize,
     limit: usize,
-    /// The oldest revision that is certainly in here, or the next one to come.
+    /// The oldest revision that is certainly in the ring, or the next one.
     pub start: Revision,
 }
 
@@ -247,7 +247,7 @@ pub(super) struct Group {
 }
 
 impl Group {
-    /// The part in `range`; shared if that is all of it.
+    /// The part in `range`; shared if it is everything.
     pub fn select(&self, range: &KeyRange) -> Option<Arc<[Event]>> {
         let inside = self.events.iter().filter(|e| range.contains(&e.kv.key)).count();
         if inside == self.events.len() {
@@ -257,7 +257,7 @@ impl Group {
         (inside > 0).then(part)
     }
 
-    /// About what it holds in memory, as if it shared nothing.
+    /// Its approximate memory, as if it shared nothing.
     fn cost(&self) -> usize {
         let one = |e: &Event| {
             let previous = e.previous.as_ref().map_or(0, |kv| kv.value.size());
@@ -286,7 +286,7 @@ impl Ring {
         }
     }
 
-    /// After events came to be that are not in here.
+    /// Restarts after events that are not in the ring.
     pub fn restart(&mut self, start: Revision) {
         self.groups.clear();
         self.bytes = 0;
@@ -300,7 +300,7 @@ impl Ring {
     }
 }
 
-/// The way back: what the keys of a range held before the changes after a revision.
+/// Undoes changes: the state of a range's keys before the changes after a revision.
 pub(super) struct Undo {
     pub overlay: Overlay,
     /// The first revision not yet undone.
@@ -308,12 +308,12 @@ pub(super) struct Undo {
 }
 
 impl Undo {
-    /// To read at `at`.
+    /// For a read at `at`.
     pub fn to(at: Revision) -> Self {
         Self { overlay: Overlay::new(), next: Revision(at.0 + 1) }
     }
 
-    /// Undoes some events; they must come in order, and the first change of a key counts.
+    /// Undoes events; they must come in order, and the first change of a key counts.
     pub fn add<'a>(&mut self, events: impl IntoIterator<Item = &'a Event>) {
         for Event { kind: _, kv, previous } in events {
             if self.overlay.contains_key(&kv.key) {
@@ -330,7 +330,7 @@ impl Undo {
         }
     }
 
-    /// Undoes what the ring knows; true if that is all there is, else the disk has the first part.
+    /// Undoes the ring's events; true if that is complete, else the first part is on disk.
     pub fn add_ring(&mut self, state: &State, range: &KeyRange) -> bool {
         if self.next < state.ring.start && self.next <= state.revision {
             return false;
@@ -343,7 +343,7 @@ impl Undo {
     }
 }
 
-/// The event as it is published.
+/// The event in its public form.
 pub(super) fn event(
     key: &Bytes,
     after: &Option<Stored>,

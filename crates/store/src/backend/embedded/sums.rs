@@ -1,21 +1,21 @@
-//! Checksums of the file's pages: a page that is read is the page that was written, or an error.
+//! Checksums of the file's pages: a read returns the page that was written, or an error.
 //!
-//! `redb` keeps a checksum of each page, too, but looks at them only when it is told to, which takes
-//! two more readings of the file. Here a page is compared when it is read anyway.
+//! `redb` keeps a checksum of each page, too, but verifies them only on request, which reads the file
+//! two more times. Here a page is verified when it is read anyway.
 //!
 //! ```text
-//!  write ─► table: one CRC32 per page of 4 KiB ◄─ read: compared, or noted if it was not known
-//!              │ after a clean end                        ▲
-//!              └──────────► store.redb.sums ──────────────┘ taken, and removed, at the next opening
+//!  write ─► table: one CRC32 per page of 4 KiB ◄─ read: compared, or recorded if unknown
+//!              │ after a clean close                      ▲
+//!              └──────────► store.redb.sums ──────────────┘ read, and removed, at the next opening
 //!
-//!  store.redb.sums   "DCPSUMS1", CRC32 of the file's header, CRC32 of each page (0: not known), CRC32
+//!  store.redb.sums   "DCPSUMS1", CRC32 of the file's header, CRC32 of each page (0: unknown), CRC32
 //!                    of everything before; little endian
 //! ```
 //!
-//! Invariants: the file of sums exists only while the store is closed, so that it never speaks of an
-//! older state; one that does not fit the store's header (a store that was copied into its place)
-//! is ignored. Without it `redb` checks all its pages at opening, as it does after a
-//! crash, and they are noted then. What a write that failed left behind is not known.
+//! Invariants: the file of checksums exists only while the store is closed, so it never describes an older
+//! state; a file that does not match the store's header (of a store that was copied into its place) is
+//! ignored. Without it, `redb` checks all its pages at opening, like after a crash, and they are recorded
+//! then. A page after a failed write is unknown.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -26,24 +26,24 @@ use std::sync::{Mutex, MutexGuard};
 
 use super::disk::open_private;
 
-/// `redb`'s own unit; bigger pages are several.
+/// `redb`'s own unit; bigger pages span several.
 pub(super) const PAGE: usize = 4096;
 const MAGIC: &[u8; 8] = b"DCPSUMS1";
-/// What `redb` keeps about all of the file; it is another one after every commit.
+/// The size of `redb`'s file header, which changes with every commit.
 const HEADER: usize = 320;
 
 #[derive(Debug)]
 pub(super) struct Sums {
     sync: bool,
-    /// One for each page from the file's beginning; held for as long as it takes to look one up.
+    /// One for each page from the file's beginning; locked for look-ups.
     table: Mutex<Vec<u32>>,
-    /// Whether the last clean end said what the pages are.
+    /// Whether the last clean close left the checksums.
     known: bool,
     damaged: AtomicBool,
 }
 
 impl Sums {
-    /// What the last clean end left beside the file, which is removed, durably.
+    /// Reads the file of checksums of the last clean close, and removes it durably.
     pub fn take(store: &Path, file: &File, sync: bool) -> io::Result<Self> {
         let path = beside(store);
         let found = match File::open(&path) {
@@ -63,18 +63,18 @@ impl Sums {
         Ok(Self { sync, table, known, damaged: AtomicBool::new(false) })
     }
 
-    /// Whether all that is read is compared; otherwise `redb` has to check its pages itself.
+    /// Whether all reads are verified; otherwise `redb` has to check its pages itself.
     pub fn are_known(&self) -> bool {
         self.known
     }
 
-    /// Whether a page was found to be another one than was written.
+    /// Whether a damaged page was found.
     pub fn found_damage(&self) -> bool {
         self.damaged.load(Ordering::Relaxed)
     }
 
-    /// The file has been closed: leaves what is known for the next opening. Where that cannot be
-    /// written the next opening takes longer.
+    /// After the file was closed: writes the checksums for the next opening, which takes longer without
+    /// them.
     pub fn leave(&self, store: &Path) -> io::Result<()> {
         let mut bytes = MAGIC.to_vec();
         bytes.extend(header_sum(&File::open(store)?)?.to_le_bytes());
@@ -89,7 +89,7 @@ impl Sums {
             .and_then(|()| file.write_all_at(&bytes, 0))
             .and_then(|()| if self.sync { file.sync_all() } else { Ok(()) });
         if written.is_err() {
-            // Half of it would be refused by its checksum, and take room on a full disk.
+            // An incomplete file would be refused by its checksum, and take space on a full disk.
             let _ = std::fs::remove_file(&path);
         }
         written
@@ -99,7 +99,7 @@ impl Sums {
         self.table.lock().expect("no panic while it is held")
     }
 
-    /// Compares what was read. Parts of pages are let through.
+    /// Verifies data that was read, except parts of pages.
     pub fn check(&self, offset: u64, read: &[u8]) -> io::Result<()> {
         for (page, bytes) in whole_pages(offset, read) {
             let sum = sum(bytes);
@@ -112,7 +112,7 @@ impl Sums {
                     self.damaged.store(true, Ordering::Relaxed);
                     return Err(io::Error::new(
                         io::ErrorKind::InvalidData,
-                        format!("page {page} does not have the checksum that it was written with"),
+                        format!("page {page} does not match its checksum"),
                     ));
                 }
             }
@@ -126,7 +126,7 @@ impl Sums {
         }
     }
 
-    /// These bytes are about to change.
+    /// Forgets pages whose bytes are about to change.
     pub fn forget(&self, offset: u64, length: usize) {
         let first = offset as usize / PAGE;
         let end = (offset as usize + length).div_ceil(PAGE);
@@ -137,7 +137,7 @@ impl Sums {
         }
     }
 
-    /// The file gets this length.
+    /// Handles a new length of the file.
     pub fn cut(&self, length: u64) {
         let pages = length as usize / PAGE;
         self.table().truncate(pages);
@@ -154,7 +154,7 @@ fn whole_pages(offset: u64, bytes: &[u8]) -> impl Iterator<Item = (usize, &[u8])
     bytes.chunks_exact(PAGE).enumerate().map(move |(n, page)| (first + n, page))
 }
 
-/// Never 0, which stands for "not known".
+/// Never 0, which means "unknown".
 fn sum(page: &[u8]) -> u32 {
     crc32fast::hash(page).max(1)
 }
@@ -172,7 +172,7 @@ fn header_sum(file: &File) -> io::Result<u32> {
     Ok(crc32fast::hash(&header))
 }
 
-/// `None`: this does not speak of the file.
+/// `None`: it does not describe this file.
 fn parse(bytes: &[u8], file: &File) -> Option<Vec<u32>> {
     let (bytes, whole) = bytes.split_last_chunk::<4>()?;
     let number = |bytes: &[u8; 4]| u32::from_le_bytes(*bytes);
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_known_after_a_clean_end_and_only_then() {
+    fn checksums_are_known_only_after_a_clean_close() {
         let lab = lab();
         let sums = lab.take();
         assert!(!sums.are_known());
@@ -218,9 +218,9 @@ mod tests {
         sums.leave(&lab.path).expect("written");
         let sums = lab.take();
         assert!(sums.are_known());
-        sums.check(PAGE as u64, &page(1)).expect("it is the one");
+        sums.check(PAGE as u64, &page(1)).expect("the right page");
         assert!(sums.check(2 * PAGE as u64, &page(1)).is_err() && sums.found_damage());
-        // A page that was not known is from then on.
+        // An unknown page is recorded by its first read.
         sums.check(0, &page(7)).expect("not known");
         assert!(sums.check(0, &page(8)).is_err());
         sums.forget(PAGE as u64, 1);
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn sums_that_do_not_fit_count_for_nothing() {
+    fn checksums_that_do_not_match_are_ignored() {
         let lab = lab();
         let path = beside(&lab.path);
         let leave = || {

@@ -1,4 +1,4 @@
-//! What only this backend promises: refusals that say why, errors survived, power lost.
+//! Tests of this backend only: refusals with reasons, survived errors, power loss.
 
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -23,7 +23,7 @@ mod rewriting;
 
 const SECTOR: usize = 512;
 
-/// A disk that can fail, and that forgets what was not synced when its power goes.
+/// A disk that can fail, and that loses unsynced data when its power goes.
 #[derive(Clone, Debug, Default)]
 struct Platter(Arc<Mutex<Content>>);
 
@@ -31,9 +31,9 @@ struct Platter(Arc<Mutex<Content>>);
 struct Content {
     now: Vec<u8>,
     synced: Vec<u8>,
-    /// What happened since the last sync, in order.
+    /// Changes since the last sync, in order.
     unsynced: Vec<Change>,
-    /// Remembers the disk as it is after so many more changes.
+    /// Takes a snapshot after this many more changes.
     snapshot_in: Option<u64>,
     snapshot: Option<(Vec<u8>, Vec<Change>)>,
     writes_fail: bool,
@@ -52,7 +52,7 @@ impl Change {
             Self::Length(length) => image.resize(*length as usize, 0),
             Self::Sector(offset, data) => {
                 let start = *offset as usize;
-                // A write beyond an end that was itself lost is lost with it.
+                // A write beyond an end that was itself lost is lost, too.
                 if let Some(place) = image.get_mut(start..start + data.len()) {
                     place.copy_from_slice(data);
                 }
@@ -93,7 +93,7 @@ impl Platter {
         Embedded::start(Durable::open_on("platter".into(), self.opener(), None)?, options)
     }
 
-    /// The disk after a power loss: what was synced, and any part of the rest, sectors torn off.
+    /// The disk after a power loss: synced data, and any part of the rest, with torn sectors.
     fn after_power_loss(&self) -> Self {
         let kept = self.with(|content| {
             let last = (content.synced.clone(), content.unsynced.clone());
@@ -180,7 +180,7 @@ async fn values(store: &Embedded, revision: Option<Revision>) -> Result<Vec<Stri
     Ok(kvs.iter().map(|kv| format!("{}={}", text(&kv.key), text(&kv.value.bytes()))).collect())
 }
 
-/// Tries until it holds.
+/// Retries until it returns a value.
 async fn eventually<T>(attempt: impl AsyncFnMut() -> Option<T>) -> T {
     testkit::wait::found("it holds", attempt).await
 }
@@ -204,7 +204,7 @@ async fn two_processes_do_not_share_a_store() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_read_is_refused_in_one_line() {
+async fn unreadable_stores_are_refused_in_one_line() {
     let dir = tempfile::tempdir().expect("a directory");
     let file = dir.path().join("store.redb");
     let database = redb::Database::create(&file).expect("a file");
@@ -251,7 +251,7 @@ async fn a_full_disk_refuses_writes_and_loses_nothing() {
         let refused = put(&store, "b", &big).await;
         assert!(matches!(refused, Err(Error::Unavailable(_))), "{refused:?}");
     }
-    assert_eq!(values(&store, None).await.expect("reads go on"), ["a=1"]);
+    assert_eq!(values(&store, None).await.expect("reads still work"), ["a=1"]);
     platter.with(|content| content.writes_fail = false);
     let revision = eventually(async || put(&store, "a", "2").await.ok()).await;
     assert_eq!(revision, Revision(3));
@@ -263,7 +263,7 @@ async fn a_full_disk_refuses_writes_and_loses_nothing() {
 }
 
 #[tokio::test]
-async fn a_write_of_unknown_fate_is_seen_once_or_never() {
+async fn a_write_of_unknown_outcome_is_seen_once_or_never() {
     let platter = Platter::default();
     let store = platter.open().expect("it opens");
     let watch = WatchRequest { range: KeyRange::prefix(Bytes::new()), start: None };
@@ -272,7 +272,7 @@ async fn a_write_of_unknown_fate_is_seen_once_or_never() {
     platter.with(|content| content.syncs_fail = true);
     let unknown = put(&store, "b", "1").await;
     assert!(matches!(unknown, Err(Error::Unavailable(_))), "{unknown:?}");
-    assert_eq!(values(&store, None).await.expect("reads go on"), ["a=1"], "not visible yet");
+    assert_eq!(values(&store, None).await.expect("reads still work"), ["a=1"], "not visible yet");
     platter.with(|content| content.syncs_fail = false);
     let last = eventually(async || put(&store, "c", "1").await.ok()).await;
     let seen = values(&store, None).await.expect("readable");
@@ -288,8 +288,8 @@ async fn a_write_of_unknown_fate_is_seen_once_or_never() {
     assert_eq!(values(&store, None).await.expect("readable"), seen);
 }
 
-/// Writes with several writers, loses power at any point, and looks: every acknowledged write is
-/// there, and what else is there is a prefix of what was on its way.
+/// Several writers write, and the power fails at any point. Afterwards every acknowledged write exists,
+/// and the other data is a prefix of the writes in flight.
 #[tokio::test]
 async fn power_loss_costs_no_acknowledged_write() {
     let first = number("STORE_SEED", 1);
@@ -306,7 +306,7 @@ async fn power_loss_costs_no_acknowledged_write() {
             }
         }
         let before = values(&store, None).await.expect("readable");
-        // In the midst of the next commits, or after them, or never.
+        // In the middle of the next commits, or after them, or never.
         platter.with(|content| content.snapshot_in = Some(rng::below(150)));
         let mut late = tokio::task::JoinSet::new();
         for i in 0..3 {
@@ -320,11 +320,11 @@ async fn power_loss_costs_no_acknowledged_write() {
         assert!(revision >= acknowledged, "{revision} is before {acknowledged}");
         assert_eq!(there[..before.len()], before);
         assert!(there[before.len()..].iter().all(|late| late.ends_with("=late")));
-        put(&after, "more", "1").await.expect("it goes on");
+        put(&after, "more", "1").await.expect("it accepts writes");
     }
 }
 
-/// Some writes at once; returns the newest revision that was acknowledged.
+/// Concurrent writes; returns the newest acknowledged revision.
 async fn write_batch(store: &Arc<Embedded>, batch: u64) -> Revision {
     let value = "v".repeat(rng::below(9000) as usize);
     let mut set = tokio::task::JoinSet::new();
@@ -336,7 +336,7 @@ async fn write_batch(store: &Arc<Embedded>, batch: u64) -> Revision {
     written.map(|revision| revision.expect("written")).max().expect("at least one")
 }
 
-/// More of them at night.
+/// A number from the environment, e.g. for long nightly runs.
 fn number(name: &str, usual: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(usual)
 }
@@ -348,7 +348,7 @@ fn records_on_disk(store: &Embedded) -> usize {
 }
 
 #[tokio::test]
-async fn old_history_goes_by_itself() {
+async fn old_history_is_removed_automatically() {
     let platter = Platter::default();
     let options = Options {
         history_age: Duration::from_millis(10),
@@ -359,13 +359,13 @@ async fn old_history_goes_by_itself() {
     for i in 0..500 {
         put(&store, &format!("k{}", i % 3), &i.to_string()).await.expect("written");
     }
-    // What the last samples allow: nothing more is written, and yet it goes.
+    // Up to the last samples: history is removed also without further writes.
     eventually(async || (records_on_disk(&store) < 100).then_some(())).await;
     let past = values(&store, Some(Revision(300))).await;
     assert!(matches!(past, Err(Error::Compacted { .. })), "{past:?}");
     let now = values(&store, None).await.expect("readable");
     store.close().await;
-    // With the default history the floor moves no more.
+    // With the default history the floor does not move any more.
     let store = platter.open().expect("it opens");
     let floor = store.shared.state().floor;
     assert!(floor.0 > 400 && floor.0 <= 451, "{floor}");
@@ -378,7 +378,7 @@ async fn old_history_goes_by_itself() {
 }
 
 #[tokio::test]
-async fn trimming_leaves_the_live_and_the_recent() {
+async fn trimming_keeps_live_and_recent_records() {
     let platter = Platter::default();
     let store = platter.open().expect("it opens");
     put(&store, "old", "1").await.expect("written");
@@ -393,7 +393,7 @@ async fn trimming_leaves_the_live_and_the_recent() {
     assert_eq!(values(&store, None).await.expect("readable"), ["new=1", "old=1"]);
 }
 
-/// A value is held once, whatever buffer it came in, and old ones go.
+/// A value is held once, independent of its request's buffer, and old values are freed.
 #[tokio::test]
 async fn values_do_not_pin_their_request() {
     let platter = Platter::default();
@@ -405,9 +405,9 @@ async fn values_do_not_pin_their_request() {
     assert!(request.is_unique(), "nothing else holds the request's buffer");
 }
 
-/// Clients call while the disk fails and works again, and again.
+/// Clients call while the disk repeatedly fails and recovers.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn concurrent_calls_have_an_order_though_the_disk_fails() {
+async fn concurrent_calls_are_linearizable_with_a_failing_disk() {
     let seed = std::env::var("LINEAR_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(1);
     let platter = Platter::default();
     let store = platter.open().expect("it opens");
@@ -421,7 +421,7 @@ async fn concurrent_calls_have_an_order_though_the_disk_fails() {
                 content.writes_fail = writes;
                 content.syncs_fail = !writes;
             });
-            // Until somebody noticed.
+            // Writes until one fails.
             let noticed = async { while put(&store, "trouble", "x").await.is_ok() {} };
             tokio::select! {
                 () = noticed => {}

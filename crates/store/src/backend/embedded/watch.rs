@@ -1,4 +1,4 @@
-//! Watches. Synced ones are served by the committer, slow ones by a task of their own.
+//! Watches. The committer serves synced ones; slow ones have their own task.
 //!
 //! ```text
 //!             registered ──► catching up ──────────────► synced
@@ -10,7 +10,7 @@
 //! ```
 //!
 //! Invariants: the committer never waits for a watch. Only one of the two sides sends at a time,
-//! decided under the hub's lock, and `next` is handed over with it: so no gap and no repeat.
+//! decided under the hub's lock, and `next` is handed over with it: so there are no gaps or repeats.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,12 +21,12 @@ use super::Shared;
 use super::state::Group;
 use crate::{KeyRange, Revision, WatchItem};
 
-/// How much of the ring one step of catching up looks at while readers of the state wait.
+/// How many of the ring's groups one step of catching up reads under the state's lock.
 const RING_STEP: usize = 1024;
 
-/// The watchers, as the committer sees them.
+/// The watchers for the committer.
 pub(super) struct Hub {
-    /// Everything up to here has been offered to the synced watchers.
+    /// All revisions up to here were offered to the synced watchers.
     published: Revision,
     watchers: BTreeMap<u64, Watcher>,
     next_id: u64,
@@ -36,10 +36,10 @@ pub(super) struct Hub {
 struct Watcher {
     range: KeyRange,
     sender: mpsc::Sender<WatchItem>,
-    /// Nothing below is to be delivered any more.
+    /// Revisions below are delivered.
     next: Revision,
     synced: bool,
-    /// Tells the watch's task that it is its turn.
+    /// Notifies the watch's task that it must catch up.
     lagging: Arc<Notify>,
 }
 
@@ -80,7 +80,7 @@ impl Watcher {
     }
 }
 
-/// The task's side of a watch. Dropping it takes the watch out of the hub.
+/// The task's side of a watch. Drop removes the watch from the hub.
 pub(super) struct Follower {
     shared: Arc<Shared>,
     id: u64,
@@ -89,7 +89,7 @@ pub(super) struct Follower {
     progress: mpsc::Receiver<()>,
     lagging: Arc<Notify>,
     next: Revision,
-    /// The highest revision that a `Progress` has named: they never go back.
+    /// The highest revision of a sent `Progress`: they never decrease.
     told: Revision,
 }
 
@@ -126,7 +126,7 @@ impl Follower {
         }
         let present = Revision(hub.published.0 + 1);
         let next = start.unwrap_or(present);
-        // A start in the future waits for the committer, and has nothing to report until then.
+        // A watch with a future start waits for the committer, and has nothing to report until then.
         let synced = start.is_none() || next > present;
         let id = hub.next_id;
         hub.next_id += 1;
@@ -145,7 +145,7 @@ impl Follower {
         Some(Self { shared, id, range, sender, progress, lagging, next, told: Revision(0) })
     }
 
-    /// Runs until the watch is over.
+    /// Runs until the watch ends.
     pub async fn run(mut self) {
         let mut asks = true;
         loop {
@@ -161,7 +161,7 @@ impl Follower {
                     Some(()) => if self.report().await.is_none() {
                         return;
                     },
-                    // It cannot ask again, but it still reads.
+                    // It cannot request progress again, but it still reads.
                     None => asks = false,
                 },
                 () = reader.closed() => return,
@@ -169,7 +169,7 @@ impl Follower {
         }
     }
 
-    /// Sends history until the committer can take over. `None` if the watch is over.
+    /// Sends history until the committer can take over. `None` if the watch has ended.
     async fn catch_up(&mut self) -> Option<()> {
         self.next = self.shared.hub().watchers.get(&self.id)?.next;
         loop {
@@ -226,13 +226,13 @@ impl Follower {
         let chunk = match self.shared.history(self.next, upto, &self.range).await {
             Ok(chunk) => chunk,
             Err(error) => {
-                // The reader sees the end and starts anew where it stopped.
-                tracing::warn!(%error, "a watch ends: its history cannot be read");
+                // The reader sees the end and starts again where it stopped.
+                tracing::warn!(%error, "failed to read a watch's history; the watch ends");
                 return None;
             }
         };
         if self.next < self.shared.state().floor {
-            // Trimmed while it was read; the next step says so.
+            // Trimmed during the read; the next step reports that.
             return Some(());
         }
         for (revision, events) in chunk.events {
@@ -243,12 +243,12 @@ impl Follower {
         Some(())
     }
 
-    /// Answers a request for progress, behind all events that it speaks of.
+    /// Answers a request for progress, after all events that it includes.
     async fn report(&mut self) -> Option<()> {
         let sender = self.sender.clone();
         let permit = sender.reserve().await.ok()?;
         let hub = self.shared.hub();
-        // One that has fallen behind reports when it has caught up.
+        // A watch that has fallen behind reports when it has caught up.
         if hub.watchers.get(&self.id)?.synced {
             self.told = hub.published.max(self.told);
             permit.send(WatchItem::Progress(self.told));

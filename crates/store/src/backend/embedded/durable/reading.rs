@@ -1,20 +1,20 @@
-//! The whole log, read by several threads: what opening takes its time for.
+//! Reads the whole log with several threads, because that dominates the time of opening.
 //!
 //! ```text
 //! thread 0: revisions ..499   ─► batches ─┐
-//! thread 1: revisions 500..   ─► batches ─┴─► the caller: one record after the other
+//! thread 1: revisions 500..   ─► batches ─┴─► the caller: records one by one
 //! ```
 //!
-//! Finding the pages, reading them, taking the records out of them and packing their values is most of
-//! the work, and each thread does it for a part of the log. The caller alone keeps what it wants of the records: so the
-//! memory that stays comes from one thread's arena (a second one's grows page by page, by a system
-//! call each), and a batch is no more than a copy on its way.
+//! Most of the work is to find and read the pages, extract the records and pack their values; each
+//! thread does this for a part of the log. Only the caller keeps data of the records. So the remaining
+//! memory comes from one thread's arena (a second one grows page by page, with a system call each), and
+//! a batch is only a temporary copy.
 //!
-//! Where no thread can be made (a tight limit of processes) the caller reads that part itself, behind
-//! the others.
+//! If no thread can be created (a low limit of processes), the caller reads that part itself, after the
+//! others.
 //!
-//! Invariants: each record is handed over once, those of a part in order; what is in memory at a
-//! time is bounded; all threads have ended when this returns, whatever it returns.
+//! Invariants: each record is passed on once, those of a part in order; the memory in use is bounded; all
+//! threads have ended when this returns, also with an error.
 
 use std::borrow::Cow;
 use std::ops::RangeInclusive;
@@ -28,25 +28,25 @@ use crate::backend::embedded::record::{Address, PlainBelow, View};
 use crate::value::keep;
 
 type Result<T> = std::result::Result<T, redb::Error>;
-/// Told the number of the part first.
+/// The first argument is the number of the part.
 type EachOfPart<'a> = dyn FnMut(usize, Address, View<'_>) -> Result<()> + 'a;
 
-/// Threads at most; records that are worth another one; bytes and number of batches on their way.
+/// The maximum number of threads, the records per thread, and the size and number of queued batches.
 const PARTS: u64 = 4;
 const PART_RECORDS: u64 = 5000;
 const BATCH_BYTES: usize = 256 << 10;
 const BATCHES: usize = 8;
 
-/// Some records of a part, their bytes one behind the other.
+/// Some records of a part, with their bytes concatenated.
 #[derive(Default)]
 struct Batch {
     part: usize,
-    /// Where each stands, how long it is, and whether its value is packed.
+    /// The address and length of each record, and whether its value is packed.
     records: Vec<(Address, usize, bool)>,
     bytes: Vec<u8>,
 }
 
-/// Hands every record to `each`, with the part of the log that it is of. Returns their bytes.
+/// Passes every record to `each`, with the number of its part. Returns the bytes of all.
 pub(super) fn all(
     database: &Database,
     plain: PlainBelow,
@@ -63,7 +63,7 @@ pub(super) fn all(
     read_parts(database, plain, parts, thread, each)
 }
 
-/// Of a record whose checksum was looked at.
+/// For a record whose checksum was verified.
 fn view(at: Address, record: &[u8], is_packed: bool) -> Result<View<'_>> {
     Ok(View { is_packed, ..View::read(record).ok_or_else(|| damaged(at))? })
 }
@@ -84,13 +84,13 @@ fn read_parts(
             match thread().spawn_scoped(scope, read) {
                 Ok(thread) => threads.push(thread),
                 Err(error) => {
-                    tracing::debug!(%error, part, "no thread for a part of the log");
+                    tracing::debug!(%error, part, "failed to start a thread for a part of the log");
                     left.push((part, revisions));
                 }
             }
         }
         drop(sender);
-        // After an error nobody receives any more, and the threads end.
+        // After an error the receiver is dropped, and the threads end.
         for batch in batches {
             let mut rest = &batch.bytes[..];
             for (at, length, is_packed) in batch.records {
@@ -139,7 +139,7 @@ fn read_part(
     Ok(used)
 }
 
-/// The record, without its checksum, with its value as it is to be kept, and whether that is packed.
+/// The record without its checksum, with its value in in-memory form, and whether that is packed.
 fn kept(plain: PlainBelow, at: Address, record: &[u8]) -> Result<(Cow<'_, [u8]>, bool)> {
     let record = plain.checked(at, record).ok_or_else(|| damaged(at))?;
     let value = view(at, record, false)?.value;
@@ -151,7 +151,7 @@ fn kept(plain: PlainBelow, at: Address, record: &[u8]) -> Result<(Cow<'_, [u8]>,
     Ok(keep(value, kept))
 }
 
-/// The log in parts of about as many revisions each, one of all where it is short.
+/// Divides the log into parts of roughly equally many revisions; a short log is one part.
 fn parts(database: &Database) -> Result<Vec<RangeInclusive<u64>>> {
     let log = database.begin_read()?.open_table(LOG)?;
     let (Some((first, _)), Some((last, _))) = (log.first()?, log.last()?) else {
@@ -162,7 +162,7 @@ fn parts(database: &Database) -> Result<Vec<RangeInclusive<u64>>> {
     Ok(divide(first.value().0, last.value().0, count))
 }
 
-/// All revisions there can be, in so many parts; those that there are, evenly.
+/// Divides all possible revisions into parts; the existing ones are distributed evenly.
 fn divide(first: u64, last: u64, count: u64) -> Vec<RangeInclusive<u64>> {
     let step = (last - first) / count + 1;
     let begin = |part: u64| if part == 0 { 0 } else { first + part * step };
@@ -176,7 +176,7 @@ mod tests {
     use crate::backend::embedded::record::Record;
 
     #[test]
-    fn parts_have_all_revisions_once() {
+    fn parts_cover_all_revisions_once() {
         let check = |first, last, count, expected: &[(u64, u64)]| {
             let parts: Vec<_> = divide(first, last, count)
                 .iter()
@@ -187,7 +187,7 @@ mod tests {
         check(2, 2, 1, &[(0, u64::MAX)]);
         check(2, 1001, 2, &[(0, 501), (502, u64::MAX)]);
         check(101, 400, 3, &[(0, 200), (201, 300), (301, u64::MAX)]);
-        // One revision with all of it.
+        // One revision contains everything.
         check(7, 7, 3, &[(0, 7), (8, 8), (9, u64::MAX)]);
     }
 
@@ -198,7 +198,7 @@ mod tests {
         let write = database.begin_write().expect("a transaction");
         let mut log = write.open_table(LOG).expect("a table");
         let mut bytes = vec![];
-        // Long ones are packed.
+        // Long values are packed.
         let value = |revision: u64| vec![b'x'; revision as usize * 10];
         let mut written = 0;
         for revision in 0..100 {
@@ -218,7 +218,7 @@ mod tests {
         }
         drop(log);
         write.commit().expect("committed");
-        // A stack that no machine has the memory for.
+        // A stack size that no machine has the memory for.
         let never = || Builder::new().stack_size(1 << 60);
         let made = std::cell::Cell::new(0);
         let once = || match made.replace(made.get() + 1) {

@@ -1,21 +1,21 @@
-//! The file written anew, without the room that it no longer needs.
+//! Rewrites the file to free the space that it no longer needs.
 //!
-//! redb uses free pages again, but gives few of them back: a page that is still needed near the
-//! file's end keeps all of it. So after much has gone the log is copied to a second file, which then
-//! takes the first one's name:
+//! redb reuses free pages, but returns few of them to the file system: one page in use near the file's end
+//! keeps all space before it. So after large removals the log is copied to a second file, which then
+//! replaces the first one:
 //!
 //! ```text
 //! store.redb ──── records, in order, 4 MiB a commit ────► store.redb.new      a thread of its own
 //! committer:  rest of the log, meta, leases ─► sync ─► rename ─► sync of the directory ─► goes on
 //! ```
 //!
-//! Invariants: nothing is trimmed meanwhile, so the copy is at any time exactly the log's beginning;
-//! until the rename the first file is all there is to the store, and the second is thrown away
-//! whatever happens (also by the next opening); the second is whole and durable before the rename,
-//! and no write is acknowledged between that and the directory's sync, so that after a loss of power
-//! either name leads to the same records.
+//! Invariants: nothing is trimmed meanwhile, so the copy is always exactly the beginning of the log;
+//! until the rename, the first file alone is the store, and the second is removed after any failure (also
+//! by the next opening); the second is complete and durable before the rename, and no write is
+//! acknowledged between the rename and the sync of the directory, so that after a power loss either
+//! name leads to the same records.
 //!
-//! Why not redb's own compaction: it wants the database for itself, for as long as it takes.
+//! redb's own compaction is unsuitable, because it needs exclusive access for its whole duration.
 
 use std::fs::File;
 use std::io;
@@ -32,10 +32,10 @@ use crate::backend::embedded::disk;
 use crate::backend::embedded::record::PlainBelow;
 use crate::{Error, Result};
 
-/// Copied in one commit: what a sync of the copy may cost the writes beside it.
+/// Bytes to copy in one commit: limits how long a sync of the copy delays concurrent writes.
 const COPY_BYTES: usize = 4 << 20;
 
-/// A directory that is the store's own.
+/// The store's directory.
 #[derive(Debug)]
 pub(super) struct Home {
     dir: PathBuf,
@@ -43,7 +43,7 @@ pub(super) struct Home {
 }
 
 impl Home {
-    /// Removes what an earlier process may have left.
+    /// Removes files that an earlier process may have left.
     pub fn new(dir: &Path, sync: bool) -> io::Result<Self> {
         let home = Self { dir: dir.to_owned(), sync };
         match std::fs::remove_file(home.spare()) {
@@ -52,7 +52,7 @@ impl Home {
         }
     }
 
-    /// An error where the copy could leave no room for what is written meanwhile.
+    /// An error if the copy could take the space that concurrent writes need.
     fn check_room(&self, bytes: u64) -> Result<()> {
         let disk = nix::sys::statvfs::statvfs(&self.dir).map_err(Error::unavailable)?;
         let free = disk.blocks_available() * disk.fragment_size();
@@ -63,16 +63,16 @@ impl Home {
         self.dir.join("store.redb.new")
     }
 
-    /// The names in it become as durable as the files' content.
+    /// Makes the names in it as durable as the files' content.
     pub fn sync(&self) -> io::Result<()> {
         if self.sync { File::open(&self.dir)?.sync_all() } else { Ok(()) }
     }
 }
 
-/// The second file. Dropped before it has the first one's name, it is removed.
+/// The second file. It is removed when dropped before it has replaced the first one.
 pub(in crate::backend::embedded) struct Copy {
     path: PathBuf,
-    /// Gone once it is the store's.
+    /// `None` once it is the store's.
     database: Option<Opened>,
     /// The first record that may be missing.
     next: (u64, u32),
@@ -85,18 +85,18 @@ impl Drop for Copy {
             && let Err(error) = std::fs::remove_file(&self.path)
         {
             // The next opening removes it.
-            tracing::warn!(path = %self.path.display(), %error, "a copy of the store is left");
+            tracing::warn!(path = %self.path.display(), %error, "failed to remove an unused copy of the store");
         }
     }
 }
 
 impl Durable {
-    /// Whether there is a place for a second file.
+    /// Whether the store has a directory for a second file.
     pub fn can_be_copied(&self) -> bool {
         self.home.is_some()
     }
 
-    /// An empty second file.
+    /// Creates an empty second file.
     pub fn begin_copy(&self) -> Result<Copy> {
         let nowhere = || Error::unavailable("the store has no directory of its own");
         let home = self.home.as_ref().ok_or_else(nowhere)?;
@@ -108,7 +108,7 @@ impl Durable {
         Ok(copy)
     }
 
-    /// Copies the next few megabytes. False when there was less than that: it has caught up.
+    /// Copies the next few megabytes. False if there was less than that: the copy has caught up.
     pub fn go_on_copying(&self, copy: &mut Copy) -> Result<bool> {
         let database = self.database()?;
         let plain = self.plain_below();
@@ -117,8 +117,8 @@ impl Durable {
         Ok(copied >= COPY_BYTES)
     }
 
-    /// Puts the copy, completed, in the store's place. Only for the one writer, between two commits.
-    /// After an error the store is what it was, or closed, until [`Durable::reopen`].
+    /// Completes the copy and replaces the store's file by it. Only for the one writer, between two commits.
+    /// After an error the store is unchanged, or closed until [`Durable::reopen`].
     pub fn install(&self, mut copy: Copy) -> Result<()> {
         let home = self.home.as_ref().ok_or_else(|| Error::unavailable("there is no directory"))?;
         let mut slot = self.database.write().expect("no panic while it is held");
@@ -134,7 +134,7 @@ impl Durable {
         self.plain_below.store(0, Ordering::Relaxed);
         self.upgrades.store(false, Ordering::Relaxed);
         drop(slot);
-        // Nobody can find it any more; what it takes is free now.
+        // The old file has no name any more; its space is free now.
         drop(old);
         Ok(())
     }
@@ -146,7 +146,7 @@ impl Durable {
 }
 
 impl Copy {
-    /// Of the records that it has.
+    /// The bytes of its records.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -155,7 +155,7 @@ impl Copy {
         &self.database.as_ref().expect("it is not the store's yet").database
     }
 
-    /// Takes over records, durably, until it has so many bytes of them or all; returns how many.
+    /// Copies records durably, up to a size or to the end; returns how many bytes.
     fn records(
         &mut self,
         old: &Database,
@@ -172,7 +172,7 @@ impl Copy {
             for row in ReadableTable::range(&log, self.next..)? {
                 let (at, record) = row?;
                 let (at, record) = (at.value(), record.value());
-                // What is damaged must not become what has a good checksum.
+                // Damaged data must not get a valid checksum.
                 let place = address(at);
                 plain.summed(place, record, &mut summed).ok_or_else(|| damaged(place))?;
                 copy.insert(at, &summed[..])?;
@@ -189,7 +189,7 @@ impl Copy {
         Ok(bytes)
     }
 
-    /// The last records, and what is not in the log.
+    /// Copies the last records, and the other tables.
     fn rest(&mut self, old: &Database, plain: PlainBelow) -> std::result::Result<(), redb::Error> {
         while self.records(old, plain, COPY_BYTES)? >= COPY_BYTES {}
         let read = old.begin_read()?;

@@ -1,4 +1,4 @@
-//! Whatever becomes of the file's bytes: every read is right, or refused with the way out.
+//! Damaged files: every read is right, or refused with the way out.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -14,12 +14,12 @@ const META: redb::TableDefinition<&str, u64> = redb::TableDefinition::new("meta"
 const STRETCH: usize = 64;
 const SEEDS: u64 = 300;
 
-/// No events in memory: history is read from the disk.
+/// Without events in memory, history is read from the disk.
 fn options() -> Options {
     Options { sync: false, ring_bytes: 0, history_revisions: 100_000, ..Options::default() }
 }
 
-/// What a store answers, now and of some revisions.
+/// A store's answers, for the current and for some past revisions.
 #[derive(Debug, PartialEq)]
 struct Answers {
     now: Vec<String>,
@@ -42,7 +42,7 @@ fn open(dir: &Path) -> Result<Arc<Embedded>> {
     Embedded::start(Durable::open(dir, false)?, &options())
 }
 
-/// A store that has seen something of everything, closed; what it answers.
+/// Creates and closes a store with all kinds of data; returns its answers.
 async fn fill(dir: &Path, size: usize) -> (Vec<Revision>, Answers) {
     let store = open(dir).expect("it opens");
     let value = |n: usize| format!("{n}-{}", "abcdefgh".repeat(n * 7 % 150 * size));
@@ -73,13 +73,13 @@ async fn fill(dir: &Path, size: usize) -> (Vec<Revision>, Answers) {
     (revisions, expected)
 }
 
-/// The stretches that have something in them: most of the file is room.
+/// The stretches with data: most of the file is empty.
 fn used(image: &[u8]) -> Vec<usize> {
     let stretches = image.chunks(STRETCH).enumerate();
     stretches.filter(|(_, s)| s.iter().any(|byte| *byte != 0)).map(|(n, _)| n).collect()
 }
 
-/// One bit, or the whole stretch, of those in use or of the header.
+/// Flips one bit, or the whole stretch, of the stretches in use or of the header.
 fn damage(image: &mut [u8], used: &[usize], random: &mut fastrand::Rng) -> String {
     let stretch = match random.u8(..8) {
         0 => random.usize(..5),
@@ -127,7 +127,7 @@ async fn right_or_refused(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_closed_file_with_flipped_bits_is_read_right_or_refused() {
+async fn a_closed_file_with_flipped_bits_is_right_or_refused() {
     let dir = tempfile::tempdir().expect("a directory");
     let (revisions, expected) = fill(dir.path(), 1).await;
     let [file, sums] = ["store.redb", "store.redb.sums"].map(|name| dir.path().join(name));
@@ -140,7 +140,7 @@ async fn a_closed_file_with_flipped_bits_is_read_right_or_refused() {
         let mut image = image.clone();
         let what = damage(&mut image, &used, &mut random);
         std::fs::write(&file, &image).expect("written");
-        // Also as a copy of the one file.
+        // With its file of checksums, or as a copy without it.
         let what = match seed % 2 {
             0 => std::fs::write(&sums, &known).map(|()| format!("seed {seed}, {what}")),
             _ => std::fs::remove_file(&sums)
@@ -150,19 +150,19 @@ async fn a_closed_file_with_flipped_bits_is_read_right_or_refused() {
         let what = what.expect("written");
         if right_or_refused(dir.path(), &what, &revisions, &expected).await {
             refused += 1;
-            // It is not the refusal that makes it look well.
+            // A refusal must not make the next opening succeed wrongly.
             right_or_refused(dir.path(), &format!("{what}, again"), &revisions, &expected).await;
         }
     }
     assert!(refused > SEEDS / 10, "{refused} of {SEEDS}");
-    // The control.
+    // The undamaged file.
     std::fs::write(&file, &image).expect("written");
     std::fs::write(&sums, &known).expect("written");
     assert!(!right_or_refused(dir.path(), "undamaged", &revisions, &expected).await);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bits_that_flip_under_an_open_store_are_no_answer() {
+async fn bits_that_flip_under_an_open_store_are_detected() {
     let dir = tempfile::tempdir().expect("a directory");
     // More than redb keeps in memory.
     let (revisions, expected) = fill(dir.path(), 20).await;
@@ -193,7 +193,7 @@ async fn bits_that_flip_under_an_open_store_are_no_answer() {
     assert!(refused > 0, "nothing was read from the disk");
 }
 
-/// Makes of a store what the version without checksums would have left.
+/// Converts a store to the form of the version without checksums.
 fn as_format_1(file: &Path) {
     let database = redb::Database::create(file).expect("a store");
     let write = database.begin_write().expect("a transaction");
@@ -235,7 +235,7 @@ async fn a_store_of_format_1_opens_and_becomes_one_of_format_2() {
     let store = open(dir.path()).expect("an old store opens");
     assert_eq!(answers(&store, &revisions).await.expect("readable"), expected);
     store.close().await;
-    // Only looked at, it is what it was.
+    // Reading alone does not change it.
     assert_eq!(number(&file, "format"), Some(1));
     let store = open(dir.path()).expect("it opens");
     let last = put(&store, "new", "1").await.expect("written");
@@ -243,7 +243,7 @@ async fn a_store_of_format_1_opens_and_becomes_one_of_format_2() {
     assert_eq!((number(&file, "format"), number(&file, "plain")), (Some(2), Some(last.0)));
     let store = open(dir.path()).expect("it opens");
     assert_eq!(answers(&store, &revisions).await.expect("readable").past, expected.past);
-    // The copy of a file that is written anew has checksums throughout.
+    // The copy of a rewrite has checksums throughout.
     let mut copy = store.shared.durable.begin_copy().expect("begun");
     while store.shared.durable.go_on_copying(&mut copy).expect("copied") {}
     store.shared.durable.install(copy).expect("installed");

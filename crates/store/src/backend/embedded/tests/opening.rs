@@ -1,4 +1,4 @@
-//! A log that is long enough for several threads comes to the same state.
+//! A log that is read by several threads gives the same state.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -16,8 +16,8 @@ fn options() -> Options {
     Options { sync: false, ..Options::default() }
 }
 
-/// Puts and deletes of keys near and far from each other, in transactions of a hundred; what must
-/// be there, and the revision when half of it was written.
+/// Puts and deletes of near and distant keys, in transactions of a hundred; returns the expected content,
+/// and the revision in the middle.
 async fn fill(dir: &Path) -> (BTreeMap<String, String>, Revision) {
     let store = Embedded::open(dir, options()).expect("it opens");
     let mut expected = BTreeMap::new();
@@ -49,14 +49,14 @@ async fn all(store: &Arc<dyn Store>, at: Option<Revision>) -> BTreeMap<String, S
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_long_log_is_read_whole_and_in_order() {
+async fn a_long_log_is_read_completely_and_in_order() {
     let dir = tempfile::tempdir().expect("a directory");
     let (expected, half) = fill(dir.path()).await;
     let store = Embedded::open(dir.path(), options()).expect("it opens");
     assert_eq!(all(&store, None).await, expected);
     let then = all(&store, Some(half)).await;
     assert!(then.len() > 100 && then != expected, "{} keys", then.len());
-    // What is gone from the log is not missed.
+    // Trimmed records are not missed.
     store.compact(half).await.expect("compacted");
     let key = |n: u64| Op::Put { key: format!("few/{n}").into(), value: "new".into(), lease: 0 };
     for n in 0..100 {
@@ -71,7 +71,7 @@ async fn a_long_log_is_read_whole_and_in_order() {
     store.close().await;
 }
 
-/// Takes away the second change of a revision: one of a key that is written again and again.
+/// Removes the second change of a revision, of a key that is written repeatedly.
 fn damage(file: &Path, revision: Revision) {
     let database = redb::Database::create(file).expect("a store");
     let write = database.begin_write().expect("a transaction");
@@ -82,23 +82,23 @@ fn damage(file: &Path, revision: Revision) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_record_that_is_missing_is_no_silence() {
+async fn a_missing_record_is_an_error() {
     let dir = tempfile::tempdir().expect("a directory");
     let (_, half) = fill(dir.path()).await;
     damage(&dir.path().join("store.redb"), half);
     let why = refusal(Embedded::open(dir.path(), options()));
-    assert!(why.contains("that is not there; restore a snapshot"), "{why}");
+    assert!(why.contains("which is missing; restore a snapshot"), "{why}");
     assert_eq!(why, refusal(verify(dir.path())), "verifying says the same");
 }
 
-/// Makes the newest put of a revision one that knows of none before it.
+/// Makes the newest put of a revision one without a previous change.
 fn forget(file: &Path, revision: Revision) {
     let database = redb::Database::create(file).expect("a store");
     let write = database.begin_write().expect("a transaction");
     {
         let mut log = write.open_table(LOG).expect("a log");
         let record = log.get((revision.0, 0)).expect("readable").expect("there").value().to_vec();
-        // The address of the change before it: see `record.rs`. As of format 1, it gets a checksum.
+        // Clears the previous address, see `record.rs`. As format 1, the record gets a new checksum.
         let mut plain = record[..record.len() - 4].to_vec();
         plain[0] = 1;
         plain[33..45].fill(0);
@@ -112,7 +112,7 @@ fn forget(file: &Path, revision: Revision) {
 }
 
 #[tokio::test]
-async fn keys_with_two_newest_changes_are_no_silence() {
+async fn keys_with_two_newest_changes_are_an_error() {
     let dir = tempfile::tempdir().expect("a directory");
     let store = Embedded::open(dir.path(), options()).expect("it opens");
     let mut last = Revision(0);

@@ -1,11 +1,11 @@
-//! The file gives room back while the store goes on.
+//! The file is rewritten while the store runs.
 
 use std::path::Path;
 
 use super::*;
 use crate::backend::embedded::verify;
 
-/// History is short, and any slack is too much.
+/// Keeps little history, and rewrites for any slack.
 fn short() -> Options {
     Options {
         history_age: Duration::from_millis(10),
@@ -20,12 +20,12 @@ fn open(dir: &Path, options: &Options) -> Arc<Embedded> {
     Embedded::start(durable, options).expect("the store opens")
 }
 
-/// The file's, which only grows until it is another file.
+/// The length of the file, which shrinks only when the file is replaced.
 fn size(dir: &Path) -> u64 {
     dir.join("store.redb").metadata().expect("it is there").len()
 }
 
-/// Many updates of few keys, some at once.
+/// Many updates of few keys, some concurrently.
 async fn churn(store: &Arc<Embedded>, rounds: u64) {
     let value = "x".repeat(4000);
     for round in 0..rounds {
@@ -35,15 +35,15 @@ async fn churn(store: &Arc<Embedded>, rounds: u64) {
             set.spawn(async move { put(&store, &format!("k{key}"), &value).await });
         }
         let written = set.join_all().await;
-        assert!(written.iter().all(Result::is_ok), "writes go on meanwhile: {written:?}");
+        assert!(written.iter().all(Result::is_ok), "writes succeed meanwhile: {written:?}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn the_file_stays_below_twice_what_is_in_it() {
+async fn the_file_stays_below_twice_its_content() {
     let dir = tempfile::tempdir().expect("a directory");
     let options = Options { sync: false, ..short() };
-    // Nothing goes: what a burst leaves.
+    // Nothing is trimmed: the file after a burst.
     let long = Options { history_revisions: u64::MAX / 2, ..options.clone() };
     let store = open(dir.path(), &long);
     churn(&store, 200).await;
@@ -61,7 +61,7 @@ async fn the_file_stays_below_twice_what_is_in_it() {
     eventually(async || (size(dir.path()) < big / 2).then_some(())).await;
     churn(&store, 10).await;
     let last = store.revision().await.expect("it is open");
-    // All events, of before and after.
+    // All events, from before and after.
     while next <= last {
         let item = testkit::wait::soon("an item", watch.items.recv()).await;
         if let Some(WatchItem::Events(revision, _)) = item {
@@ -85,7 +85,7 @@ async fn the_file_stays_below_twice_what_is_in_it() {
 }
 
 #[tokio::test]
-async fn what_an_interrupted_rewriting_left_is_removed() {
+async fn files_of_an_interrupted_rewrite_are_removed() {
     let dir = tempfile::tempdir().expect("a directory");
     let store = open(dir.path(), &Options::default());
     put(&store, "a", "1").await.expect("written");
@@ -99,7 +99,7 @@ async fn what_an_interrupted_rewriting_left_is_removed() {
 }
 
 #[tokio::test]
-async fn a_copy_is_whole_or_of_no_use() {
+async fn a_copy_is_complete_or_unused() {
     let dir = tempfile::tempdir().expect("a directory");
     let store = open(dir.path(), &Options::default());
     for i in 0..10 {
@@ -111,14 +111,14 @@ async fn a_copy_is_whole_or_of_no_use() {
     let begun = dir.path().join("store.redb.new");
     assert!(begun.exists());
     drop(copy);
-    assert!(!begun.exists(), "what is not used is removed");
+    assert!(!begun.exists(), "an unused copy is removed");
     let copy = durable.begin_copy().expect("and again");
-    std::fs::remove_file(&begun).expect("somebody tidied up");
+    std::fs::remove_file(&begun).expect("removed");
     assert!(durable.install(copy).is_err());
-    assert!(durable.is_open(), "the store is what it was");
+    assert!(durable.is_open(), "the store is unchanged");
     let lease = store.lease_grant(1000).await.expect("granted");
     durable.install(durable.begin_copy().expect("and again")).expect("installed");
-    put(&store, "more", "1").await.expect("it goes on");
+    put(&store, "more", "1").await.expect("it accepts writes");
     let now = values(&store, None).await.expect("readable");
     store.close().await;
     let store = open(dir.path(), &Options::default());
