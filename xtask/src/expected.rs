@@ -101,7 +101,7 @@ impl Expected {
                 .collect();
             if !grown.is_empty() {
                 return Err(format!(
-                    "{} only shrinks, but these are not in its version of commit {commit}:\n  {}",
+                    "{} only shrinks, but these cases are not in its version of commit {commit}:\n  {}",
                     self.name(),
                     grown.join("\n  ")
                 ));

@@ -101,6 +101,6 @@ fn finish(mut build: Child) -> Outcome {
     if status.success() {
         Ok(())
     } else {
-        Err("a foreign program could not be built (see above)".to_owned())
+        Err("one of upstream's programs could not be built (see above)".to_owned())
     }
 }

@@ -88,7 +88,7 @@ pub fn run(arguments: &[String]) -> Outcome {
     conclude(&options, &mut expected, &all, &areas)
 }
 
-/// A server and a replay for each group, all at once: they mostly wait.
+/// Runs a server and a replay for each group, all at once: they mostly wait.
 fn side_by_side(
     binary: &Path,
     corpus: &Path,
@@ -131,7 +131,7 @@ fn conclude(options: &Options, expected: &mut Expected, all: &Replay, areas: &[S
         return match unlisted {
             0 => Ok(()),
             _ => {
-                Err(format!("{unlisted} cases failed that the list does not name: it only shrinks"))
+                Err(format!("{unlisted} cases failed that are not in the list, which only shrinks"))
             }
         };
     }
@@ -231,7 +231,7 @@ fn replay(
     if text.lines().any(|line| line.starts_with("total ")) {
         Ok(text)
     } else {
-        Err(format!("the replay of {} broke off: {}", areas.join(", "), output.status))
+        Err(format!("the replay of {} ended early: {}", areas.join(", "), output.status))
     }
 }
 

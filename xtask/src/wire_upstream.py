@@ -1,32 +1,31 @@
-"""Replays recorded interactions as `wire.py` of the corpus does, but takes out of both sides, the recorded
-answers and ours, what either place has of its own: it is no behaviour of upstream's. `cargo xtask wire` runs it
-with the corpus' folder on the path.
+"""Replays recorded interactions as `wire.py` of the corpus does, but removes from both sides, the recorded
+answers and ours, the facts of either environment, which are not behaviour of upstream. `cargo xtask wire` runs
+it with the corpus' folder on the path.
 
-In: wire.py's arguments. Out: wire.py's report. Invariant: a rule names what is foreign and nothing else; what
-remains is compared to the last byte.
+In: wire.py's arguments. Out: wire.py's report. Invariant: a rule removes only facts of an environment; the rest
+is compared byte by byte.
 """
 import re
 import sys
 
 import wire
 
-# What the builder of the recorded server adds to every namespace, and projects into every pod.
+# A ConfigMap that the recorded cluster has in every namespace, and projects into every pod.
 SERVICE_CA = "openshift-service-ca.crt"
-# What ours keeps for nodes that join, in kube-system.
+# Our ConfigMap for joining nodes, in kube-system.
 CLUSTER_CONFIG = "decapod-cluster"
-# The certificates of the clients differ, and who they say that their bearers are.
+# The clients' certificates differ, and the users in them.
 CLIENTS = ("admin", "kubernetes-admin")
 
-# What the recorded server's builder lets everybody read.
+# Paths that everybody may read in the recorded cluster.
 WELL_KNOWN = ["/.well-known", "/.well-known/*"]
-# What the controllers add to a new node as soon as they get to it: before or after a case's next request.
+# An annotation that a controller adds to a new node: before or after a case's next request.
 NODE_TTL = "node.alpha.kubernetes.io/ttl"
 
-# In the text that tells what an update of a pod may not change: the projected source, and the lines that
-# say where in that text a part of it stands.
+# In the error of a forbidden update of a pod: the projected source, and the line numbers of its diff.
 SOURCE_SHOWN = re.compile(r'(,?)\n[-+ ] {5}\{\n[^{}]*"ConfigMap": \{\n[^{}]*"Name": "%s",\n[^{}]*\{[^{}]*\}[^{}]*\}[^{}]*\}' % re.escape(SERVICE_CA))
 PLACE_SHOWN = re.compile(r"@@ -\d+(,\d+)? \+\d+(,\d+)? @@")
-# The same where an object is shown as JSON, quoted once more.
+# The same in an object that is shown as quoted JSON.
 SOURCE_QUOTED = re.compile(r',\{\\?"configMap\\?":\{\\?"name\\?":\\?"%s\\?".*?\]\}\}' % re.escape(SERVICE_CA))
 
 
@@ -61,7 +60,7 @@ def upstream(value):
         del out["annotations"]
     if str(out.get("ca.crt", "")).startswith("-----BEGIN CERTIFICATE-----"):
         out["ca.crt"] = "<authority>"
-    # The server's own Service leads to the port that it happened to get.
+    # The server's own Service has a random target port.
     if isinstance(out.get("metadata"), dict) and out["metadata"].get("labels", {}).get("provider") == "kubernetes":
         for port in (out.get("spec") or {}).get("ports") or []:
             if isinstance(port.get("targetPort"), int):

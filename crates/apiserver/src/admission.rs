@@ -1,8 +1,8 @@
 //! The admission chain: plugins that may change an object (`admit`), then plugins that may refuse
 //! it (`validate`). The plugins live in crate `admission`; their table's order is the order here.
 //!
-//! A mutating plugin that asks for it ([`Reinvocation::ask`]) has the whole chain run once more on
-//! what it made of the object. Upstream: `k8s.io/apiserver/pkg/admission/{chain,reinvocation}.go`.
+//! A mutating plugin may request ([`Reinvocation::ask`]) that the whole mutating chain runs once more on
+//! the changed object. Upstream: `k8s.io/apiserver/pkg/admission/{chain,reinvocation}.go`.
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -27,7 +27,7 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// As rules and reviews spell it.
+    /// As in webhook rules and AdmissionReviews.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Create => "CREATE",
@@ -38,21 +38,21 @@ impl Operation {
     }
 }
 
-/// What a plugin sees of a request. Upstream: `admission.Attributes`.
+/// A plugin's view of a request. Upstream: `admission.Attributes`.
 pub struct Attributes<'a> {
     pub ctx: &'a RequestContext,
     pub registry: &'a Registry,
     pub operation: Operation,
     pub key: &'a Key,
-    /// The state to be, `None` for deletes. For Create-subresources (eviction, binding) the body,
-    /// for connections their options (`PodExecOptions`).
+    /// The new state, `None` for deletes. For create-subresources (eviction, binding) it is the body, for
+    /// connections their options (`PodExecOptions`).
     pub object: Option<&'a mut Box<dyn Object>>,
-    /// The state that is, `None` for creates.
+    /// The stored state, `None` for creates.
     pub old: Option<&'a dyn Object>,
     /// CreateOptions, UpdateOptions, PatchOptions or DeleteOptions as a tree.
     pub options: &'a Value,
     pub reinvocation: Reinvocation,
-    /// See [`Attributes::rely_on`]. Held for a push.
+    /// See [`Attributes::rely_on`]. Locked for a push.
     relied: Mutex<Vec<Compare>>,
 }
 
@@ -71,9 +71,8 @@ impl<'a> Attributes<'a> {
         Self { ctx, registry, operation, key, object, old, options, reinvocation, relied }
     }
 
-    /// Says that a verdict on a create holds as long as this object, which the plugin has read from
-    /// the registry, is as it was read: what is written in the end is written under that condition,
-    /// or else judged again.
+    /// Makes a decision on a create depend on an object that the plugin has read from the registry: the final
+    /// write has the condition that this object is unchanged; otherwise admission runs again.
     pub fn rely_on<T>(&self, object: &T)
     where
         T: k8s_openapi::Metadata<Ty = ObjectMeta>,
@@ -88,18 +87,18 @@ impl<'a> Attributes<'a> {
         relied.push(Compare::ModRevision(path.into(), seen));
     }
 
-    /// What the verdicts hold under.
+    /// The conditions of the decisions.
     pub(crate) fn relied(self) -> Vec<Compare> {
         self.relied.into_inner().expect("no panic under the lock")
     }
 
-    /// Is it this built-in resource itself (no subresource)?
+    /// Whether this is the built-in resource itself (no subresource).
     pub fn is_resource(&self, group: &str, resource: &str) -> bool {
         let row = &self.ctx.resource;
         self.ctx.subresource.is_empty() && row.group == group && row.plural == resource
     }
 
-    /// The typed state to be, in a plugin that knows the kind.
+    /// The new state, typed, for a plugin that knows the kind.
     pub fn object_as<T: 'static>(&self) -> Option<&T> {
         self.object.as_deref().and_then(|object| object.downcast())
     }
@@ -112,14 +111,14 @@ impl<'a> Attributes<'a> {
         self.old.and_then(|old| old.downcast())
     }
 
-    /// 403 about what the request asks for. Upstream: `admission.NewForbidden`.
+    /// 403 about the requested object. Upstream: `admission.NewForbidden`.
     pub fn forbidden(&self, why: impl std::fmt::Display) -> StatusError {
         let row = &self.ctx.resource;
         StatusError::forbidden(&row.group, &row.plural, self.shown_name(), why)
     }
 
-    /// The object's name; while plugins may still change the object, a name that is to be generated
-    /// shows as its prefix.
+    /// The object's name. While plugins may still change the object, a generated name is shown as its
+    /// prefix.
     pub fn shown_name(&self) -> &str {
         let prefix = || self.object.as_deref().and_then(|o| o.meta().generate_name.as_deref());
         if self.reinvocation.admitting && self.operation == Operation::Create {
@@ -129,7 +128,7 @@ impl<'a> Attributes<'a> {
     }
 }
 
-/// The second round of the mutating plugins of one request, and what they remember for it.
+/// The second round of the mutating plugins of one request, and their memory.
 #[derive(Default)]
 pub struct Reinvocation {
     admitting: bool,
@@ -139,17 +138,17 @@ pub struct Reinvocation {
 }
 
 impl Reinvocation {
-    /// Is this the second round?
+    /// Whether this is the second round.
     pub fn is_again(&self) -> bool {
         self.again
     }
 
-    /// The object changed in a way that earlier plugins may want to see.
+    /// Requests a second round, because the change may concern earlier plugins.
     pub fn ask(&mut self) {
         self.asked = true;
     }
 
-    /// What a plugin keeps between the rounds.
+    /// A plugin's data between the rounds.
     pub fn memory<T: Any + Default + Send + Sync>(&mut self, plugin: &'static str) -> &mut T {
         let slot = self.memory.entry(plugin).or_insert_with(|| Box::new(T::default()));
         slot.downcast_mut().expect("a plugin keeps one type")
@@ -171,7 +170,7 @@ pub trait Plugin: Send + Sync {
     }
 }
 
-/// The plugins that are on, in order.
+/// The enabled plugins, in order.
 #[derive(Default)]
 pub struct Chain(pub Vec<Box<dyn Plugin>>);
 

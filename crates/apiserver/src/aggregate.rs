@@ -1,8 +1,8 @@
-//! Other servers that answer for groups of this one: what the rest of this crate asks of whoever
-//! knows them (crate `extensions`, from APIService objects).
+//! Aggregated API servers: the interface of this crate to the code that knows them (crate `extensions`,
+//! from APIService objects).
 //!
-//! In: requests for `/apis/GROUP/VERSION/…` that passed the filters. Out: the other server's
-//! answers. Discovery and OpenAPI list what is elsewhere beside what is here.
+//! In: requests for `/apis/GROUP/VERSION/…` that passed the filters. Out: the other server's answers.
+//! Discovery and OpenAPI contain its resources beside the local ones.
 
 use std::sync::Arc;
 
@@ -14,25 +14,25 @@ use crate::Registry;
 use crate::request::UserInfo;
 use crate::resource::Body;
 
-/// A group's version that is served elsewhere.
+/// A group's version that another server serves.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Remote {
     pub group: String,
     pub version: String,
-    /// Groups with a higher one are listed first.
+    /// Groups with a higher priority are listed first.
     pub group_priority: i32,
     pub version_priority: i32,
-    /// As in aggregated discovery; those of the last answer when the server is away.
+    /// As in aggregated discovery; if the server is unavailable, those of its last answer.
     pub resources: Vec<Value>,
     pub is_available: bool,
 }
 
 #[async_trait]
 pub trait Aggregator: Send + Sync {
-    /// What is served elsewhere. The registry's generation changes when this does.
+    /// All remote versions. The registry's generation changes when they do.
     fn remotes(&self) -> Arc<Vec<Remote>>;
 
-    /// Passes a request on to the server of a group's version, on behalf of the user.
+    /// Forwards a request to the server of a group's version, on behalf of the user.
     async fn pass(
         &self,
         registry: &Registry,
@@ -43,8 +43,8 @@ pub trait Aggregator: Send + Sync {
     ) -> Response<Body>;
 }
 
-/// The group and version in `/apis/GROUP/VERSION` and what is below, or in its OpenAPI document, if
-/// they are served elsewhere.
+/// The group and version of a path `/apis/GROUP/VERSION/…`, or of their OpenAPI document, if another server
+/// serves them.
 pub(crate) fn elsewhere(
     aggregator: Option<&Arc<dyn Aggregator>>,
     path: &str,

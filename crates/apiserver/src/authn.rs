@@ -1,4 +1,5 @@
-//! Who is it? The seam to crate `auth`, whose authenticators run in order; the first answer wins.
+//! The interface for authentication: crate `auth` has authenticators, which run in order; the first answer
+//! counts.
 
 use async_trait::async_trait;
 use http::request::Parts;
@@ -11,14 +12,12 @@ use crate::request::UserInfo;
 #[derive(Clone, Debug)]
 pub struct PeerCertificates(pub std::sync::Arc<[Vec<u8>]>);
 
-/// The identity with which an in-process component enters the server's stack; an extension that
-/// only this process can set.
+/// The identity of an in-process component's request; an extension that only this process can set.
 #[derive(Clone, Debug)]
 pub struct LocalIdentity(pub UserInfo);
 
 #[async_trait]
 pub trait Authenticator: Send + Sync {
-    /// `None`: no credentials of this kind. An error: credentials of this kind, and wrong ones
-    /// (`Unauthorized`).
+    /// `None`: no credentials of this kind. An error: wrong credentials of this kind (`Unauthorized`).
     async fn authenticate(&self, request: &Parts) -> Result<Option<UserInfo>, StatusError>;
 }

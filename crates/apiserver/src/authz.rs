@@ -1,11 +1,11 @@
-//! May they? The seam to crate `auth`, whose authorizers run in order.
+//! The interface for authorization: crate `auth` has authorizers, which run in order.
 
 use async_trait::async_trait;
 
 pub use crate::filters::authorization::{decide, forbidden};
 use crate::request::{RequestInfo, UserInfo};
 
-/// What is to be decided. Upstream: `authorizer.Attributes`.
+/// The facts of a decision. Upstream: `authorizer.Attributes`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attributes {
     pub user: UserInfo,
@@ -23,18 +23,18 @@ pub enum Decision {
 pub trait Authorizer: Send + Sync {
     async fn authorize(&self, attributes: &Attributes) -> Decision;
 
-    /// The rules that hold for a user in a namespace, for SelfSubjectRulesReview.
+    /// A user's rules in a namespace, for SelfSubjectRulesReview.
     async fn rules(&self, _user: &UserInfo, _namespace: &str) -> Vec<PolicyRule> {
         vec![]
     }
 
-    /// Why [`rules`](Self::rules) does not tell everything that this user may do, if so.
+    /// Why [`rules`](Self::rules) is incomplete for this user, if it is.
     async fn unresolved(&self, _user: &UserInfo, _namespace: &str) -> Option<String> {
         None
     }
 }
 
-/// RBAC's rule, as far as reviews report it.
+/// The fields of an RBAC rule that reviews report.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PolicyRule {
     pub verbs: Vec<String>,

@@ -1,11 +1,11 @@
-//! Discovery: which groups, versions and resources there are. Derived from the rows, nothing else.
+//! Discovery: the groups, versions and resources. Derived from the table of resources alone.
 //!
-//! In: the resource table. Out: `/api`, `/apis` and what is below, in the old form (one document per
-//! group and version) and the aggregated one (all in one, with an ETag). Documents are made on first
-//! use and kept until the rows change.
+//! In: the resource table. Out: `/api`, `/apis` and the paths below, in the old form (one document per group
+//! and version) and the aggregated one (one document, with an ETag). Documents are made at the first
+//! request and cached until the table changes.
 //!
-//! Order: groups by [`crate::serve::Options::group_order`], the rest by name; versions by kube's
-//! rule (`v2`, `v1`, `v1beta1`, `v1alpha1`).
+//! Order: groups by [`crate::serve::Options::group_order`], the others by name; versions in Kubernetes'
+//! order (`v2`, `v1`, `v1beta1`, `v1alpha1`).
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -34,7 +34,7 @@ const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGrou
 
 pub struct Discovery {
     group_order: &'static [&'static str],
-    /// The documents of one generation of rows. Held while they are made, never across an await.
+    /// The documents of one generation of the table. Locked while they are made, never across an await.
     cached: Mutex<Option<(u64, Arc<Documents>)>>,
 }
 
@@ -51,13 +51,13 @@ struct Group<'a> {
     versions: Vec<(&'a str, Served<'a>)>,
 }
 
-/// Who serves a version.
+/// The server of a version.
 enum Served<'a> {
     Here(Vec<&'a Resource>),
     Elsewhere(&'a Remote),
 }
 
-/// The priority of groups that nobody gives one: custom resources' groups.
+/// The priority of groups without a priority of their own: groups of custom resources.
 const OTHERS_PRIORITY: i32 = 1000;
 
 impl Discovery {
@@ -65,7 +65,7 @@ impl Discovery {
         Self { group_order, cached: Mutex::default() }
     }
 
-    /// Answers `/api` and `/apis` and what is below; `path` has no trailing slash.
+    /// Answers `/api`, `/apis` and the paths below; `path` has no trailing slash.
     pub(crate) fn serve(
         &self,
         registry: &Registry,
@@ -105,7 +105,7 @@ impl Discovery {
     }
 
     fn documents(&self, registry: &Registry, options: &Options) -> Arc<Documents> {
-        // Read first: rows that change meanwhile make the documents old, not new ones stale.
+        // Read first: if the table changes meanwhile, the new documents get the old generation.
         let generation = registry.resources_generation();
         let mut cached = self.cached.lock().expect("no panic under the lock");
         if let Some((of, documents)) = &*cached
@@ -130,7 +130,7 @@ fn wants_aggregated(headers: &HeaderMap) -> bool {
     })
 }
 
-/// Is there a clause without a kind? Forms of discovery that are not served must not look like it.
+/// Whether a clause requests no kind. Unsupported forms of discovery must not be taken for the plain one.
 fn accepts_plain(headers: &HeaderMap) -> bool {
     clauses(headers).iter().any(|clause| clause.param("as").is_none())
 }
@@ -176,7 +176,7 @@ fn build(table: &ResourceTable, remotes: &[Remote], order: &[&str]) -> Documents
         let prefix =
             if group.name.is_empty() { "/api".to_owned() } else { format!("/apis/{}", group.name) };
         for (version, served) in &group.versions {
-            // What is elsewhere is asked there.
+            // Another server's document comes from that server.
             if let Served::Here(rows) = served {
                 put(format!("{prefix}/{version}"), resource_list(group.name, version, rows));
             }
@@ -216,7 +216,7 @@ fn groups<'a>(table: &'a ResourceTable, remotes: &'a [Remote], order: &[&str]) -
     let mut by_name: BTreeMap<&str, Vec<(&str, Served<'_>)>> = BTreeMap::new();
     let mut priorities: BTreeMap<&str, i32> = BTreeMap::new();
     for remote in remotes {
-        // An APIService says who serves a version, whatever this server could serve.
+        // An APIService decides who serves a version, even if this server could.
         rows.remove(&(remote.group.as_str(), remote.version.as_str()));
         let version = (remote.version.as_str(), Served::Elsewhere(remote));
         by_name.entry(&remote.group).or_default().push(version);
@@ -241,7 +241,7 @@ fn groups<'a>(table: &'a ResourceTable, remotes: &'a [Remote], order: &[&str]) -
     groups
 }
 
-/// Kube's order of versions: stable before beta before alpha, newer before older, others last.
+/// Kubernetes' order of versions: stable before beta before alpha, newer before older, others last.
 pub fn version_rank(version: &str) -> (u8, Reverse<u64>, Reverse<u64>, String) {
     let last = || (3, Reverse(0), Reverse(0), version.to_owned());
     let Some(rest) = version.strip_prefix('v') else { return last() };
@@ -284,7 +284,7 @@ fn resource_list(group: &str, version: &str, rows: &[&Resource]) -> Value {
     let mut json = json!({
         "kind": "APIResourceList", "groupVersion": group_version(group, version), "resources": resources,
     });
-    // Upstream leaves it off in the oldest of groups.
+    // Upstream omits it in the core group.
     if !group.is_empty() {
         json["apiVersion"] = "v1".into();
     }
@@ -308,8 +308,8 @@ fn api_resource(row: &Resource) -> Value {
     json
 }
 
-/// Tells clients when the stored version changes. Upstream: the first bytes of the hash of group,
-/// version and kind of what is stored.
+/// Tells clients when the storage version changes. Upstream: the first bytes of the hash of the stored
+/// group, version and kind.
 fn storage_version_hash(row: &Resource) -> String {
     let stored = row.stored_codec().empty();
     let (group, version) =
@@ -393,7 +393,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_are_in_kubes_order() {
+    fn versions_are_in_kubernetes_order() {
         let mut versions = ["v1alpha1", "foo", "v1", "v10", "v2beta1", "v2", "v1beta2", "v1beta1"];
         versions.sort_by_key(|version| version_rank(version));
         assert_eq!(

@@ -1,10 +1,9 @@
-//! `/healthz`, `/livez`, `/readyz`: named checks, one by one or together.
+//! `/healthz`, `/livez`, `/readyz`: named checks, single or together.
 //!
-//! Parts of the process add checks by name, in the order they are to be shown; what must happen
-//! once after the start (upstream: post-start hooks) is a [`Hook`]. `?verbose` lists all,
-//! `?exclude=NAME` leaves some out, `/readyz/NAME` asks one. `/metrics/slis` counts what the checks
-//! of whole paths came to. Upstream: `apiserver/pkg/server/healthz`, `component-base/metrics/
-//! prometheus/slis`.
+//! Parts of the process add checks by name, in the order of the output. Work that must happen once after
+//! the start (upstream: post-start hooks) is a [`Hook`]. `?verbose` lists all checks, `?exclude=NAME`
+//! excludes some, `/readyz/NAME` runs one. `/metrics/slis` counts the results of whole paths. Upstream:
+//! `apiserver/pkg/server/healthz`, `component-base/metrics/prometheus/slis`.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +18,7 @@ use crate::metrics::{family, labels, process, samples};
 use crate::query::Query;
 use crate::resource::Body;
 
-/// What a hook says that is still at work.
+/// The message of a hook that is not done.
 const NOT_FINISHED: &str = "not finished";
 /// A check that takes longer has failed.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -30,21 +29,21 @@ type Check = Arc<dyn Fn() -> BoxFuture<'static, Result<(), String>> + Send + Syn
 struct Named {
     name: String,
     check: Check,
-    /// Shutdown is a reason not to get requests, not a reason to be killed.
+    /// Only for readiness: a server that shuts down should get no requests, but must not be killed.
     readiness_only: bool,
 }
 
 /// The checks of a server. Clones share them.
 #[derive(Clone)]
 pub struct Health {
-    /// Guards the list; copied before checks run, so never held across an await.
+    /// Copied before checks run, so the lock is never held across an await.
     checks: Arc<RwLock<Vec<Named>>>,
     is_shutting_down: Arc<AtomicBool>,
-    /// By check and path. Guards a small map; never held across an await.
+    /// By check and path. The lock is never held across an await.
     results: Arc<Mutex<BTreeMap<(String, String), Results>>>,
 }
 
-/// The outcomes of a check so far.
+/// The results of a check so far.
 #[derive(Clone, Copy, Default)]
 struct Results {
     succeeds: bool,
@@ -52,7 +51,7 @@ struct Results {
     errors: u64,
 }
 
-/// Something that must happen once. The check fails until [`Hook::done`].
+/// Work that must happen once. The check fails until [`Hook::done`].
 #[derive(Clone)]
 pub struct Hook(Arc<AtomicBool>);
 
@@ -72,7 +71,7 @@ impl Default for Health {
 }
 
 impl Health {
-    /// With no check yet, for programs that are no API server.
+    /// Without any check, for programs other than the API server.
     pub fn bare() -> Self {
         Self { checks: Arc::default(), is_shutting_down: Arc::default(), results: Arc::default() }
     }
@@ -92,7 +91,7 @@ impl Health {
         self.push(Named { name: name.into(), check: Arc::new(check), readiness_only: false });
     }
 
-    /// A check that only `/readyz` asks.
+    /// A check of `/readyz` only.
     pub fn add_readiness(
         &self,
         name: &str,
@@ -106,7 +105,7 @@ impl Health {
         self.once(&format!("poststarthook/{name}"), false)
     }
 
-    /// A check that fails until its hook is done; of `/readyz` alone, or of all three.
+    /// A check that fails until its hook is done, on `/readyz` only or on all three paths.
     pub fn once(&self, name: &str, readiness_only: bool) -> Hook {
         let done = Arc::new(AtomicBool::new(false));
         let seen = done.clone();
@@ -122,19 +121,19 @@ impl Health {
         self.checks.write().expect("no panic under the lock").push(named);
     }
 
-    /// From now on `/readyz` says no: load balancers look elsewhere while requests drain.
+    /// From now on `/readyz` fails: load balancers use other servers while requests drain.
     pub fn begin_shutdown(&self) {
         self.is_shutting_down.store(true, Ordering::Release);
     }
 
-    /// Do all checks of `/readyz` pass?
+    /// Whether all checks of `/readyz` pass.
     pub async fn is_ready(&self) -> bool {
         let checks = self.select("readyz");
         let outcomes = futures::future::join_all(checks.iter().map(run)).await;
         outcomes.iter().all(Result::is_ok)
     }
 
-    /// Answers `/healthz[/NAME]` and its two sisters; `None` for paths that are none of them.
+    /// Answers `/healthz[/NAME]`, `/livez` and `/readyz`; `None` for other paths.
     pub async fn serve(&self, path: &str, query: &Query) -> Option<Response<Body>> {
         let mut parts = path.trim_matches('/').splitn(2, '/');
         let probe =
@@ -219,7 +218,7 @@ impl Health {
         results.errors += u64::from(!succeeds);
     }
 
-    /// `/metrics/slis` of a server, whose paths may have checks of their own.
+    /// `/metrics/slis` of a server, whose paths may have different checks.
     pub fn slis<'a>(all: impl IntoIterator<Item = &'a Self>) -> String {
         const LAST: &str = "kubernetes_healthcheck";
         const TOTAL: &str = "kubernetes_healthchecks_total";
@@ -245,7 +244,7 @@ impl Health {
     }
 }
 
-/// One line for one probe; those who ask a server that is starting need not be logged at all.
+/// One line for one probe. Failed probes of a starting server are only a debug line.
 fn log_failing(probe: &str, failing: &[(&str, String)]) {
     let checks = failing.iter().map(|(name, why)| format!("{name}: {why}"));
     let checks = checks.collect::<Vec<_>>().join("; ");
@@ -306,7 +305,7 @@ mod tests {
         health.begin_shutdown();
         assert_eq!(ask(&health, "/readyz", "").await.0, 500);
         assert_eq!(ask(&health, "/livez", "").await.0, 200);
-        // One path asked for as a whole counts; what is excluded, or asked alone, does not.
+        // Only requests for whole paths count, not those with exclusions or for one check.
         let slis = Health::slis([&health]);
         let hook = "poststarthook/rbac/bootstrap-roles";
         for line in [

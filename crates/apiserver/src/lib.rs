@@ -1,17 +1,17 @@
-//! The generic API server. It knows no kind: rows of the [`resource::ResourceTable`] say what is
-//! served, strategies say how a kind behaves, and every write goes through one function.
+//! The generic API server. It knows no kind: rows of the [`resource::ResourceTable`] register resources,
+//! strategies define how a kind behaves, and every write goes through one function.
 //!
 //! ```text
 //!  bytes ► serve ► filters ► verbs ► registry.write ► store
-//!          TLS    who? may   HTTP→    the one write    bytes,
-//!                 they?      intent   path             revisions
+//!          TLS    authn,     HTTP→    the one write    bytes,
+//!                 authz      intent   path             revisions
 //!                                                        │ events, in revision order
 //!  frames ◄──────── verbs/watch ◄──── cacher ◄───────────┘
 //! ```
 //!
-//! Invariants: only `registry` writes; `cacher` is fed by store events and nothing else; `filters`
-//! and `verbs` know HTTP; `codec` knows encodings. An object at a revision is immutable: encoded
-//! once, shared by all readers.
+//! Invariants: only `registry` writes; `cacher` reads store events and nothing else; `filters` and `verbs`
+//! know HTTP; `codec` knows encodings. An object at a revision is immutable: encoded once, shared by all
+//! readers.
 
 pub mod admission;
 pub mod aggregate;

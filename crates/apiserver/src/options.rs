@@ -1,4 +1,4 @@
-//! What whoever starts a server decides, and what it says of itself.
+//! The options of a server, and its version.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::audit::Audit;
 use crate::metrics::{family, labels, samples};
 use crate::schemas::SchemaSource;
 
-/// What `/version` says.
+/// The content of `/version`.
 #[derive(Clone, Debug)]
 pub struct Version {
     pub major: &'static str,
@@ -34,7 +34,7 @@ impl Default for Version {
 }
 
 impl Version {
-    /// What `/version` answers.
+    /// The answer of `/version`.
     pub fn json(&self) -> serde_json::Value {
         let older =
             self.minor.parse::<u32>().map_or(String::new(), |minor| (minor - 1).to_string());
@@ -55,7 +55,7 @@ impl Version {
         })
     }
 
-    /// The figure `kubernetes_build_info`.
+    /// The metric `kubernetes_build_info`.
     pub fn encode(&self, out: &mut String) {
         let labels = labels([
             ("build_date", &self.build_date),
@@ -74,44 +74,44 @@ impl Version {
     }
 }
 
-/// A document that is served as it is.
+/// A document with fixed content.
 #[derive(Clone, Debug)]
 pub struct Page {
     pub path: String,
     pub content_type: &'static str,
     pub body: Bytes,
-    /// What OpenAPI says that it is, and under which heading.
+    /// Its OpenAPI description and tag.
     pub about: &'static str,
     pub tag: &'static str,
 }
 
 pub struct Options {
-    /// Requests without credentials count for `system:anonymous`.
+    /// Requests without credentials are `system:anonymous`.
     pub anonymous: bool,
-    /// Only on these paths, if there are any.
+    /// If not empty, anonymous requests are allowed on these paths only.
     pub anonymous_paths: Vec<String>,
     pub request_timeout: Duration,
-    /// How many requests run at one time, watches aside. With priority and fairness their sum is
-    /// shared by all; without, 0 stands for no limit.
+    /// Maximum numbers of requests in flight, without watches. With priority and fairness all requests share
+    /// their sum; without, 0 means no limit.
     pub reads_in_flight: usize,
     pub writes_in_flight: usize,
     pub fairness: bool,
-    /// Watches that name no timeout end within once and twice this time.
+    /// Watches without a timeout end after this time at the earliest, and twice this time at the latest.
     pub min_watch: Duration,
-    /// What `/api` tells as the server's address, as `192.0.2.1:6443`.
+    /// The server's address in `/api`, for example `192.0.2.1:6443`.
     pub advertised: String,
     pub version: Version,
     /// Groups in the order of discovery; unknown ones follow by name.
     pub group_order: &'static [&'static str],
     /// Documents at fixed paths: the OpenID configuration and keys.
     pub pages: Vec<Page>,
-    /// Where the schemas of kinds come from; without it OpenAPI has paths only.
+    /// The schemas of kinds; without it OpenAPI has paths only.
     pub schemas: Option<Arc<dyn SchemaSource>>,
-    /// Messages of the built-in kinds, asked for when the first client speaks protobuf.
+    /// Messages of the built-in kinds, made when the first client uses protobuf.
     pub protobuf: Option<fn() -> &'static Descriptors>,
-    /// Knows the servers that answer for other groups.
+    /// Knows the servers of other groups.
     pub aggregator: Option<Arc<dyn Aggregator>>,
-    /// Notes what is asked and done.
+    /// The audit log.
     pub audit: Option<Arc<Audit>>,
 }
 

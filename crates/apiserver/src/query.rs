@@ -1,4 +1,4 @@
-//! The query of a request: names and values, percent-decoded, in the order given.
+//! The query of a request: names and values, percent-decoded, in order.
 
 use base::percent;
 
@@ -6,8 +6,8 @@ use base::percent;
 pub struct Query(Vec<(String, String)>);
 
 impl Query {
-    /// A pair that cannot be read is left out. Upstream: Go's `URL.Query`, to which a semicolon parts
-    /// nothing, and is an error.
+    /// An invalid pair is ignored. Upstream: Go's `URL.Query`, in which a semicolon is no separator but an
+    /// error.
     pub fn parse(text: &str) -> Self {
         let pair = |part: &str| {
             let (name, value) = part.split_once('=').unwrap_or((part, ""));
@@ -30,8 +30,9 @@ impl Query {
         self.0.iter().filter(move |(key, _)| key == name).map(|(_, value)| value.as_str())
     }
 
-    /// Absent, empty and unreadable are all no. Upstream: `Convert_Slice_string_To_bool`, for which
-    /// anything but `false` and `0` (also nothing, as in `?watch`) is yes.
+    /// Missing, empty and invalid values are false. Upstream: `Convert_Slice_string_To_bool`, where any value
+    /// but
+    /// `false` and `0` is true, also an empty one (`?watch`).
     pub fn flag(&self, name: &str) -> bool {
         self.first(name)
             .is_some_and(|text| !matches!(text.to_ascii_lowercase().as_str(), "false" | "0"))
@@ -42,7 +43,7 @@ impl Query {
     }
 }
 
-/// As Go's `strconv.ParseBool`.
+/// Like Go's `strconv.ParseBool`.
 pub fn parse_bool(text: &str) -> Option<bool> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
@@ -67,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn pairs_that_cannot_be_read_are_left_out() {
+    fn invalid_pairs_are_ignored() {
         for (text, expected) in [
             ("limit=1", Some("1")),
             ("x=%zz&limit=2", Some("2")),

@@ -1,8 +1,8 @@
-//! Passing a request on to another server, and its answer back: kubelets, what pods and Services
-//! offer, aggregated API servers.
+//! Forwards a request to another server, and its answer back: kubelets, pods and Services, aggregated API
+//! servers.
 //!
-//! In: a request, and the address it goes to. Out: the answer as it streams. Bytes of upgraded
-//! connections are copied by a task of the server; nobody looks at them.
+//! In: a request, and its target address. Out: the answer as a stream. A task of the server copies the bytes
+//! of upgraded connections without parsing them.
 //! Upstream: `k8s.io/apimachinery/pkg/util/proxy.UpgradeAwareHandler`.
 
 use base::task::Tasks;
@@ -12,20 +12,20 @@ use transport::{ClientError, ConnectionInfo, HttpClient, Upgrade};
 
 use crate::resource::Body;
 
-/// How a browser's subprotocol begins that is a bearer token.
+/// Prefix of the WebSocket subprotocol in which browsers send a bearer token.
 pub const WEBSOCKET_TOKEN: &str = "base64url.bearer.authorization.k8s.io.";
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
-/// Where to, with whose credentials, and what an unreachable server is to the client.
+/// The target, its credentials, and the client's error if it cannot be reached.
 pub struct Onward<'a> {
     pub http: &'a HttpClient,
     pub uri: Uri,
-    /// Added to the request's own; these win.
+    /// Added to the request's headers, or replaces them.
     pub headers: HeaderMap,
     pub failed: fn(ClientError) -> StatusError,
 }
 
-/// Sends the request on. Credentials and impersonation are not passed: they were for this server.
+/// Forwards the request without its credentials and impersonation headers, which are for this server.
 pub async fn relay(
     tasks: &Tasks,
     onward: Onward<'_>,
@@ -57,10 +57,10 @@ pub async fn relay(
             let client = transport::server_io(&mut request);
             tasks.spawn_contained("a relayed stream", async move {
                 match client.await {
-                    // Either side may hang up at any time: that is how streams end.
+                    // Either side may close the connection at any time: that is how streams end.
                     Ok(client) => drop(transport::forward(client, backend).await),
                     Err(error) => {
-                        tracing::debug!(%error, "the client left before its stream began");
+                        tracing::debug!(%error, "the client disconnected before its stream began");
                     }
                 }
             });
@@ -73,7 +73,7 @@ fn is_upgrade(headers: &HeaderMap) -> bool {
     headers.contains_key(header::UPGRADE)
 }
 
-/// The headers that the next server gets to see.
+/// The headers for the target.
 fn passed_on(request: &Request<Body>, upgrades: bool) -> HeaderMap {
     let mut headers = request.headers().clone();
     for name in
@@ -102,7 +102,7 @@ fn passed_on(request: &Request<Body>, upgrades: bool) -> HeaderMap {
     headers
 }
 
-/// Browsers show their token as a subprotocol, as they cannot set other headers.
+/// Browsers send their token as a subprotocol, because they cannot set other headers.
 pub(crate) fn remove_token(headers: &mut HeaderMap) {
     let offered = transport::ws::offered(headers);
     if !offered.iter().any(|one| one.starts_with(WEBSOCKET_TOKEN)) {
@@ -117,7 +117,7 @@ pub(crate) fn remove_token(headers: &mut HeaderMap) {
     }
 }
 
-/// What concerns one connection only, and what it names as such.
+/// Removes the headers of one connection, and those that `Connection` names.
 fn drop_connection_headers(headers: &mut HeaderMap) {
     let named: Vec<HeaderName> = headers
         .get_all(header::CONNECTION)
@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn headers_of_this_hop_stay_here() {
+    fn hop_by_hop_headers_are_removed() {
         let request = Request::builder()
             .header("Authorization", "Bearer secret")
             .header("Impersonate-User", "a")
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_of_browsers_stay_here() {
+    fn tokens_of_browsers_are_removed() {
         let check = |sent: &[&str], expected: Option<&str>| {
             let mut request = Request::builder();
             for one in sent {

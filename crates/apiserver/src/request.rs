@@ -1,4 +1,4 @@
-//! Who asks for what: the facts about a request that every stage behind the filters needs.
+//! The user and the target of a request, which every stage after the filters needs.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ use machinery::StatusError;
 use crate::resource::Resource;
 use crate::warnings::Warnings;
 
-/// Who a request comes from, as the authenticators found out (or impersonation decided).
+/// The user of a request, from authentication or impersonation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UserInfo {
     pub name: String,
@@ -27,7 +27,7 @@ impl UserInfo {
         Self { name: name.into(), groups, ..Self::default() }
     }
 
-    /// The server itself, for its own bookkeeping writes.
+    /// The server itself, for its internal writes.
     pub fn apiserver() -> Self {
         Self::new("system:apiserver", &["system:masters", "system:authenticated"])
     }
@@ -37,15 +37,15 @@ impl UserInfo {
     }
 }
 
-/// What a request asks for, parsed from method and path.
+/// The target of a request, parsed from method and path.
 /// Upstream: `k8s.io/apiserver/pkg/endpoints/request.RequestInfo`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RequestInfo {
     /// False for `/healthz`, `/version`, discovery and the like.
     pub is_resource: bool,
     pub path: String,
-    /// get, list, watch, create, update, patch, delete, deletecollection; for other paths the
-    /// lower-case method.
+    /// get, list, watch, create, update, patch, delete, deletecollection; for other paths the method in lower
+    /// case.
     pub verb: String,
     pub group: String,
     pub version: String,
@@ -53,9 +53,9 @@ pub struct RequestInfo {
     pub resource: String,
     pub subresource: String,
     pub name: String,
-    /// For `proxy` subresources: what follows, with its leading slash.
+    /// For `proxy` subresources: the rest of the path, with its leading slash.
     pub rest: String,
-    /// Of list, watch and deletecollection, as the query has it: a node may list its own pods only.
+    /// Of list, watch and deletecollection: a node may list only its own pods.
     pub field_selector: String,
 }
 
@@ -75,12 +75,12 @@ impl RequestInfo {
     }
 }
 
-/// What a header says that may hold names of people: clients send those as UTF-8, as they are.
+/// The text of a header that may contain people's names: clients send them as plain UTF-8.
 pub fn header_text(value: &HeaderValue) -> Cow<'_, str> {
     String::from_utf8_lossy(value.as_bytes())
 }
 
-/// One object's place: a resource's name within an (optional) namespace.
+/// The key of an object: name and (optional) namespace within a resource.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
     /// Empty for cluster-scoped resources.
@@ -94,34 +94,33 @@ impl Key {
     }
 }
 
-/// What travels with a request through registry, admission and strategies.
+/// The context of a request in registry, admission and strategies.
 #[derive(Clone)]
 pub struct RequestContext {
     pub user: UserInfo,
     pub resource: Arc<Resource>,
-    /// The part behind the name, as `status`; empty for the object itself.
+    /// The part after the name, for example `status`; empty for the object itself.
     pub subresource: String,
     /// `fieldManager` of the query, else the User-Agent's first part, else `unknown`.
     pub field_manager: String,
     pub dry_run: bool,
     pub field_validation: FieldValidation,
-    /// The other end of the connection; none within this process. No header says otherwise.
+    /// The client's address; `None` within this process. No header overrides it.
     pub remote: Option<IpAddr>,
-    /// Of a PUT or a patch: may its user create, too? Asked before either makes an object that was
-    /// not there; nothing where the server writes for itself.
+    /// For PUT and patch: checks whether the user may create, before a missing object is created; `None` for
+    /// the server's own writes.
     pub may_create: Option<MayCreate>,
-    /// Texts for `Warning:` headers, collected on the way. Guards a short list; never held across
-    /// an await.
+    /// Texts for `Warning:` headers. Locked for a short time; never held across an await.
     warnings: Arc<Mutex<Warnings>>,
-    /// What admission went by: a create that does not find it so is judged again.
+    /// Objects that admission relied on: a create that finds them changed is admitted again.
     relied: Arc<[store::Compare]>,
-    /// What authorization and admission note for the audit log. As above.
+    /// Annotations of authorization and admission for the audit log. Locked as above.
     annotations: Arc<Mutex<BTreeMap<String, String>>>,
 }
 
 pub type MayCreate = Arc<dyn Fn() -> BoxFuture<'static, Result<(), StatusError>> + Send + Sync>;
 
-/// What to do about fields that a kind does not have, or that are given twice.
+/// How to handle unknown and duplicate fields.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FieldValidation {
     Ignore,
@@ -147,7 +146,7 @@ impl RequestContext {
         }
     }
 
-    /// The same request, on its way into the store.
+    /// The same request with the conditions of its write.
     pub(crate) fn relying_on(&self, relied: Vec<store::Compare>) -> Self {
         Self { relied: relied.into(), ..self.clone() }
     }
@@ -160,7 +159,7 @@ impl RequestContext {
         self.warnings.lock().expect("no panic while the list is held").add(text.into());
     }
 
-    /// Notes something for the audit log; the first note under a key stays.
+    /// Adds an annotation to the audit log; an existing one is kept.
     pub fn annotate(&self, key: impl Into<String>, value: impl Into<String>) {
         let mut annotations = self.annotations.lock().expect("as above");
         annotations.entry(key.into()).or_insert_with(|| value.into());
@@ -170,7 +169,7 @@ impl RequestContext {
         self.annotations.lock().expect("as above").clone()
     }
 
-    /// The collected warnings; the list is empty afterwards.
+    /// Returns the collected warnings, and clears the list.
     pub fn take_warnings(&self) -> Vec<String> {
         self.warnings.lock().expect("as above").take()
     }

@@ -1,7 +1,7 @@
-//! What is served: a row per resource and version, and how its kind behaves.
+//! The served resources: a row per resource and version, and how its kind behaves.
 //!
-//! Routes, discovery, OpenAPI, short names, columns and storage keys derive from the rows. A custom
-//! resource is a row made from a CRD; it takes the same path.
+//! Routes, discovery, OpenAPI, short names, columns and storage keys derive from the rows. A custom resource
+//! is a row made from a CRD; it takes the same path.
 
 use std::borrow::Cow;
 use std::cell::OnceCell;
@@ -23,11 +23,11 @@ use crate::request::{Key, RequestContext};
 /// The body of requests and responses inside the server.
 pub type Body = UnsyncBoxBody<Bytes, Box<dyn std::error::Error + Send + Sync>>;
 
-/// Verbs that the objects of a resource have; the usual eight, unless a row says otherwise.
+/// The verbs of a resource's objects: the usual eight, unless a row overrides them.
 pub const ALL_VERBS: &[&str] =
     &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
 
-/// An object that several rules look at: the first that asks for its tree has it made.
+/// An object that several rules read: the first rule that needs the tree makes it.
 pub struct Examined<'a> {
     object: &'a dyn Object,
     tree: OnceCell<Value>,
@@ -64,20 +64,20 @@ pub struct Resource {
     pub categories: Vec<String>,
     pub namespaced: bool,
     pub verbs: Vec<&'static str>,
-    /// Where the objects are kept below `/registry/`, as `pods` or `services/specs`. `None`: nothing
-    /// is stored, and `create` answers by [`Strategy::review`] (SubjectAccessReview and its like).
+    /// The storage prefix below `/registry/`, for example `pods` or `services/specs`. `None`: nothing is
+    /// stored, and [`Strategy::review`] answers `create` (SubjectAccessReview and similar kinds).
     pub storage: Option<String>,
     /// The kind in this version.
     pub codec: Arc<dyn Codec>,
-    /// Between this version's kind and the stored one; `None` where they are the same.
+    /// Between this version's kind and the stored one; `None` if they are the same.
     pub conversion: Option<Arc<dyn Conversion>>,
-    /// Works on the stored version's objects.
+    /// Works on objects of the stored version.
     pub strategy: Arc<dyn Strategy>,
     pub subresources: Vec<Subresource>,
-    /// Is the kind made from a CRD? Lists of built-in kinds leave out the items' kind and version.
+    /// Whether the kind comes from a CRD. Lists of built-in kinds omit the items' kind and version.
     pub custom: bool,
-    /// The stored kind's definition, as `io.k8s.api.core.v1.Pod`, and where to look it up: for patches.
-    /// Empty for a kind that has neither Rust type nor CRD.
+    /// The stored kind's definition, for example `io.k8s.api.core.v1.Pod`, and its source: for patches. Empty
+    /// for a kind without Rust type and CRD.
     pub definition: String,
     pub schema: Option<Arc<dyn machinery::patch::Schema>>,
 }
@@ -91,12 +91,12 @@ impl Resource {
         }
     }
 
-    /// The codec of the version that is stored.
+    /// The codec of the stored version.
     pub fn stored_codec(&self) -> &dyn Codec {
         self.conversion.as_ref().map_or(&*self.codec, |conversion| conversion.stored_codec())
     }
 
-    /// What whoever uses the resource in this version is warned of.
+    /// The deprecation warning of the resource in this version.
     pub fn deprecation(&self) -> Option<Cow<'_, str>> {
         match self.conversion.as_ref().and_then(|conversion| conversion.deprecation()) {
             Some(text) => Some(Cow::Borrowed(text)).filter(|text| !text.is_empty()),
@@ -112,19 +112,19 @@ impl Resource {
         self.verbs.contains(&verb)
     }
 
-    /// Is there a protobuf message for the kind?
+    /// Whether the kind has a protobuf message.
     pub fn has_message(&self) -> bool {
         !self.custom && !self.definition.is_empty()
     }
 }
 
-/// Between a served version and the stored one. Both directions keep metadata as it is.
-/// A custom kind's [`Strategy`] works on the served version, and only what is put is converted.
+/// Between a served version and the stored one. Both directions keep metadata unchanged. A custom kind's
+/// [`Strategy`] works on the served version; only stored values are converted.
 pub trait Conversion: Send + Sync {
     fn to_stored(&self, object: Box<dyn Object>) -> Result<Box<dyn Object>, StatusError>;
     fn to_served(&self, object: Box<dyn Object>) -> Result<Box<dyn Object>, StatusError>;
 
-    /// Those of a list, in one go where somebody else is asked.
+    /// Converts the objects of a list, in one call if a webhook does it.
     fn all_to_served(
         &self,
         objects: Vec<Box<dyn Object>>,
@@ -135,22 +135,21 @@ pub trait Conversion: Send + Sync {
     /// The codec of the stored version.
     fn stored_codec(&self) -> &dyn Codec;
 
-    /// Is this value kept in another version than the stored one?
+    /// Whether this value has another version than the stored one.
     fn is_stale(&self, _value: &[u8]) -> bool {
         false
     }
 
-    /// What users of the served version are warned of, empty if of nothing; `None`: the strategy
-    /// knows.
+    /// The deprecation warning of the served version, empty if there is none; `None`: the strategy knows it.
     fn deprecation(&self) -> Option<&str> {
         None
     }
 }
 
-/// Something behind an object's name: `/status`, `/scale`, `/log`.
+/// A subresource: `/status`, `/scale`, `/log`.
 pub struct Subresource {
     pub name: &'static str,
-    /// The kind it shows, where that is not the parent's: `Scale`, `Eviction`, `PodExecOptions`.
+    /// Its kind, if that is not the parent's: `Scale`, `Eviction`, `PodExecOptions`.
     pub kind: Option<SubresourceKind>,
     pub verbs: &'static [&'static str],
     pub behaviour: Behaviour,
@@ -164,8 +163,8 @@ pub struct SubresourceKind {
 }
 
 pub enum Behaviour {
-    /// Another face of the same object: written as the whole object, of which
-    /// [`Strategy::prepare_update`] keeps its part only.
+    /// A part of the same object: written as the whole object, of which [`Strategy::prepare_update`] keeps
+    /// only that part.
     Part,
     /// A small object computed from the parent and merged into it: `scale`.
     View(Arc<dyn View>),
@@ -179,9 +178,9 @@ pub enum Behaviour {
 pub trait View: Send + Sync {
     fn codec(&self) -> &dyn Codec;
     fn view(&self, parent: &dyn Object) -> Result<Box<dyn Object>, StatusError>;
-    /// Carries a changed view into the parent.
+    /// Merges a changed view into the parent.
     fn merge(&self, view: &dyn Object, parent: &mut dyn Object) -> Result<(), StatusError>;
-    /// Where the parent has what the view calls `spec.replicas`: who owns the one owns the other.
+    /// The parent's path of the view's `spec.replicas`: both fields have the same owner.
     fn replicas_path(&self) -> Vec<&str> {
         vec!["spec", "replicas"]
     }
@@ -190,7 +189,7 @@ pub trait View: Send + Sync {
 #[async_trait]
 pub trait CreateHandler: Send + Sync {
     fn codec(&self) -> &dyn Codec;
-    /// What the POST answers: the body for `token` and `eviction`, a Status for `binding`.
+    /// The answer of the POST: the body for `token` and `eviction`, a Status for `binding`.
     async fn create(
         &self,
         registry: &Registry,
@@ -208,7 +207,7 @@ pub enum Created {
 
 #[async_trait]
 pub trait Connect: Send + Sync {
-    /// The verb that whoever connects must be allowed, whichever method they come with.
+    /// The verb that the user needs, whatever the method is.
     fn demands(&self) -> Option<&'static str> {
         None
     }
@@ -235,11 +234,11 @@ pub struct Column {
     pub priority: i32,
 }
 
-/// What a column says about itself.
+/// A column's description.
 #[derive(Clone, Debug)]
 pub enum Doc {
     Text(Cow<'static, str>),
-    /// What the schema says about a field: the look-up and the field's name.
+    /// A field's description in the schema: the look-up function and the field's name.
     Field(fn(&'static str) -> String, &'static str),
 }
 
@@ -264,54 +263,54 @@ impl Column {
     }
 }
 
-/// What makes a delete graceful. Upstream: `RESTGracefulDeleteStrategy`.
+/// How graceful a delete is. Upstream: `RESTGracefulDeleteStrategy`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Grace {
-    /// Remove at once (finalizers apart).
+    /// Remove at once (except for finalizers).
     None,
     /// Set the deletion timestamp and wait for the owner's confirmation with grace 0.
     Seconds(i64),
 }
 
-/// Upstream's kinds differ in how they have their metadata checked.
+/// When a kind's metadata are validated, which differs between upstream's kinds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MetadataRules {
-    /// With the kind's own fields; finalizers without a domain must be standard ones.
+    /// Together with the kind's own fields; finalizers without a domain must be standard ones.
     Full,
-    /// With the kind's own fields; finalizers are any qualified names.
+    /// Together with the kind's own fields; finalizers are any qualified names.
     Plain,
-    /// Only when nothing else is wrong.
+    /// Only if there are no other errors.
     Last,
 }
 
-/// How a kind behaves where it differs from the rest. Every method has a default: most kinds need
-/// few. Objects are of the stored version's type.
+/// How a kind behaves. Every method has a default: most kinds need only a few. Objects have the type of the
+/// stored version.
 #[async_trait]
 pub trait Strategy: Send + Sync {
-    /// Fills in defaults. Idempotent.
+    /// Sets defaults. Idempotent.
     fn default(&self, _object: &mut dyn Object) {}
 
-    /// Clears what a creator may not set (status) and sets what it starts with.
+    /// Clears fields that a creator may not set (status), and sets initial values.
     fn prepare_create(&self, _ctx: &RequestContext, object: &mut dyn Object) {
         let _ = object;
     }
 
-    /// Carries over from `old` what this write may not change: the spec for `status`, the status
-    /// for the main resource, all but its part for another subresource.
+    /// Copies fields from `old` that this write may not change: the spec for `status`, the status for the
+    /// main resource, all but its part for another subresource.
     fn prepare_update(&self, _ctx: &RequestContext, _object: &mut dyn Object, _old: &dyn Object) {}
 
-    /// Does the change count as a new generation? Asked for the main resource after `prepare_update`;
-    /// kinds without generation keep the default.
+    /// Whether the change increases the generation. Called for the main resource after `prepare_update`;
+    /// kinds without a generation keep the default.
     fn bumps_generation(&self, _object: &dyn Object, _old: &dyn Object) -> bool {
         false
     }
 
-    /// Do new objects start with generation 1?
+    /// Whether new objects start with generation 1.
     fn has_generation(&self) -> bool {
         false
     }
 
-    /// The group that refusals name.
+    /// The group in errors.
     fn error_group<'a>(&self, group: &'a str) -> &'a str {
         group
     }
@@ -329,12 +328,12 @@ pub trait Strategy: Send + Sync {
         self.validate(object)
     }
 
-    /// The name's syntax; see `machinery::names`.
+    /// Errors of the name's syntax; see `machinery::names`.
     fn name_errors(&self, name: &str) -> Vec<String> {
         machinery::names::dns1123_subdomain(name)
     }
 
-    /// Which rules the metadata follows.
+    /// The rules for the metadata.
     fn metadata_rules(&self) -> MetadataRules {
         MetadataRules::Full
     }
@@ -344,12 +343,12 @@ pub trait Strategy: Send + Sync {
         vec![]
     }
 
-    /// May PUT create?
+    /// Whether PUT may create.
     fn create_on_update(&self) -> bool {
         false
     }
 
-    /// May PUT come without a resourceVersion?
+    /// Whether PUT needs no resourceVersion.
     fn unconditional_update(&self) -> bool {
         true
     }
@@ -358,51 +357,50 @@ pub trait Strategy: Send + Sync {
         Grace::None
     }
 
-    /// Marks an object whose deletion begins (a namespace's phase).
+    /// Changes an object whose deletion begins (a namespace's phase).
     fn starts_deleting(&self, _object: &mut dyn Object) {}
 
-    /// Is there more than `metadata.finalizers` that keeps a deleted object (a namespace's
-    /// `spec.finalizers`)?
+    /// Whether anything but `metadata.finalizers` keeps a deleted object (a namespace's `spec.finalizers`).
     fn holds_back_removal(&self, _object: &dyn Object) -> bool {
         false
     }
 
-    /// Does a delete answer with the object instead of a Status?
+    /// Whether a delete answers with the object instead of a Status.
     fn returns_deleted_object(&self) -> bool {
         false
     }
 
-    /// The finalizer policy for a delete that names none: `true` leaves dependents alone (orphan).
+    /// The default propagation policy of a delete: `true` keeps dependents (orphan).
     fn orphans_by_default(&self) -> bool {
         false
     }
 
-    /// What whoever deletes is warned of who does not say what is to become of the dependents.
+    /// A warning for a delete without a propagation policy.
     fn delete_warning(&self) -> Option<&'static str> {
         None
     }
 
-    /// Fields for selectors besides `metadata.name` and `metadata.namespace`.
+    /// Selectable fields in addition to `metadata.name` and `metadata.namespace`.
     fn selectable_fields(&self, _object: &dyn Object) -> Vec<(&'static str, String)> {
         vec![]
     }
 
-    /// Names of all selectable fields besides those two, for refusing others.
+    /// Names of all these selectable fields; selectors with others are refused.
     fn selectable_names(&self) -> &'static [&'static str] {
         &[]
     }
 
-    /// As [`selectable_names`](Self::selectable_names), for kinds that know their fields at run time only.
+    /// Like [`selectable_names`](Self::selectable_names), for kinds whose fields are known only at run time.
     fn is_selectable(&self, name: &str) -> bool {
         self.selectable_names().contains(&name)
     }
 
-    /// Is there any selectable field besides name and namespace?
+    /// Whether there are selectable fields in addition to name and namespace.
     fn has_selectable_fields(&self) -> bool {
         !self.selectable_names().is_empty()
     }
 
-    /// As [`selectable_fields`](Self::selectable_fields), for the same kinds.
+    /// Like [`selectable_fields`](Self::selectable_fields), for the same kinds.
     fn field_values(&self, object: &dyn Object) -> Vec<(Cow<'static, str>, String)> {
         let mut fields = self.selectable_fields(object);
         if fields.is_empty() && self.has_selectable_fields() {
@@ -411,23 +409,23 @@ pub trait Strategy: Send + Sync {
         fields.into_iter().map(|(name, value)| (Cow::Borrowed(name), value)).collect()
     }
 
-    /// As [`field_values`](Self::field_values), read from the JSON of the stored version without decoding
-    /// all of it; `None` where the object must be decoded. For kinds of which there are many.
+    /// Like [`field_values`](Self::field_values), read from the JSON of the stored version without decoding
+    /// all of it; `None` if the object must be decoded. For kinds with many objects.
     fn fields_in(&self, _json: &[u8]) -> Option<serde_json::Result<Vec<(&'static str, String)>>> {
         None
     }
 
-    /// What a selector with a field that is not selectable is told.
+    /// The error for a selector with a field that is not selectable.
     fn unknown_field(&self, field: &str) -> String {
         unknown_field(self.has_selectable_fields(), field)
     }
 
-    /// What whoever uses the kind in this version is warned of.
+    /// The deprecation warning of the kind in this version.
     fn deprecation(&self) -> Option<&'static str> {
         None
     }
 
-    /// As [`deprecation`](Self::deprecation), for kinds that know it at run time only.
+    /// Like [`deprecation`](Self::deprecation), for kinds that know it only at run time.
     fn deprecation_text(&self) -> Option<Cow<'_, str>> {
         self.deprecation().map(Cow::Borrowed)
     }
@@ -437,13 +435,13 @@ pub trait Strategy: Send + Sync {
         format!("{kind}List")
     }
 
-    /// Seconds that an object lives in the store (Events); `None` for ever.
+    /// Seconds that an object lives in the store (Events); `None` for no limit.
     fn ttl_seconds(&self, _object: &dyn Object) -> Option<i64> {
         None
     }
 
-    /// Fills in what only the registry tells, before the rules look at the object, or refuses it with
-    /// a word of its own. Nothing is taken here.
+    /// Sets fields that only the registry knows, before validation, or refuses the object with its own
+    /// error. It allocates nothing.
     async fn settle(
         &self,
         _registry: &Registry,
@@ -454,8 +452,8 @@ pub trait Strategy: Send + Sync {
         Ok(())
     }
 
-    /// Takes what the object needs from elsewhere before it is written (cluster IPs, node ports),
-    /// and may write it into the object. Runs after validation, not for dry runs' side effects.
+    /// Allocates what the object needs before it is written (cluster IPs, node ports), and may write it into
+    /// the object. Runs after validation; a dry run has no side effects.
     async fn allocate(
         &self,
         _registry: &Registry,
@@ -466,16 +464,16 @@ pub trait Strategy: Send + Sync {
         Ok(())
     }
 
-    /// Gives back what the object `had` and nobody needs any more: after it is gone from the store,
-    /// or after an update to what is `now` was written.
+    /// Releases allocations that the object `had` and that are no longer needed: after it was removed, or
+    /// after an update to `now` was written.
     async fn release(&self, _registry: &Registry, _had: &dyn Object, _now: Option<&dyn Object>) {}
 
-    /// After a write that took something by [`allocate`](Self::allocate), or some of it, and then
-    /// came to nothing: gives back what the stored object, if there is one, does not have.
+    /// Called after a failed write with (some) allocations by [`allocate`](Self::allocate): releases those
+    /// that the stored object, if it exists, does not have.
     async fn abandoned(&self, _registry: &Registry, _object: &dyn Object) {}
 
-    /// The objects of a resource that is not stored, as they are now. `wanted` says which are of
-    /// interest: an empty namespace stands for all of them, an empty name too.
+    /// The current objects of a resource that is not stored. `wanted` restricts them: an empty namespace or
+    /// name means all.
     async fn computed(
         &self,
         _registry: &Registry,
@@ -499,7 +497,7 @@ pub trait Strategy: Send + Sync {
         vec![NAME_COLUMN, CREATED_AT_COLUMN]
     }
 
-    /// The columns as the Table has them.
+    /// The columns in the form of the Table.
     fn column_definitions(&self) -> Vec<Value> {
         self.columns().iter().map(Column::definition).collect()
     }
@@ -510,13 +508,13 @@ pub trait Strategy: Send + Sync {
         vec![object.name().into(), created.into()]
     }
 
-    /// Conditions of the Table's row, such as that it is of no interest any more.
+    /// Conditions of the Table's row, for example that a pod is completed.
     fn row_conditions(&self, _object: &dyn Object) -> Vec<Value> {
         vec![]
     }
 }
 
-/// As most kinds tell of a field that is not selectable.
+/// The usual error for a field that is not selectable.
 pub fn unknown_field(has_some: bool, field: &str) -> String {
     if !has_some {
         return format!(
@@ -550,9 +548,9 @@ pub const CREATED_AT_COLUMN: Column = Column {
 #[derive(Default, Clone)]
 pub struct ResourceTable {
     rows: BTreeMap<(String, String, String), Arc<Resource>>,
-    /// The same rows by their kind, in the same order: admission asks for some of them in each request.
+    /// The same rows by their kind, in the same order: admission looks up some in each request.
     kinds: HashMap<String, Vec<Arc<Resource>>>,
-    /// Rows that clients do not see; the server's own parts find them by their kind.
+    /// Rows that are hidden from clients; the server's own code finds them by their kind.
     hidden: BTreeSet<(String, String, String)>,
 }
 
@@ -578,12 +576,12 @@ impl ResourceTable {
         rows.sort_by_cached_key(|row| place(row));
     }
 
-    /// Clients do not see these rows any more, given by group, version and plural.
+    /// Hides these rows, given by group, version and plural, from clients.
     pub fn hide(&mut self, rows: impl IntoIterator<Item = (String, String, String)>) {
         self.hidden.extend(rows);
     }
 
-    /// Keeps the rows that `keep` says.
+    /// Keeps the rows for which `keep` returns true.
     pub fn retain(&mut self, mut keep: impl FnMut(&Arc<Resource>) -> bool) {
         self.rows.retain(|_, row| keep(row));
         self.kinds.clear();
@@ -597,7 +595,7 @@ impl ResourceTable {
         if self.hidden.contains(&key) { None } else { self.rows.get(&key) }
     }
 
-    /// The row of a kind, hidden or not, whatever its version when `version` is empty.
+    /// The row of a kind, hidden or not, in any version if `version` is empty.
     pub fn by_kind(&self, group: &str, version: &str, kind: &str) -> Option<&Arc<Resource>> {
         self.kinds
             .get(kind)?

@@ -1,8 +1,8 @@
 //! `--runtime-config`: which groups, versions and resources are served.
 //!
-//! In: pairs of key and value, the rows, and which of them are served by default. Out: which rows are
-//! served. What is said about all of a kind of versions counts first, what is said about a
-//! version next, what is said about one resource last. Upstream: `resourceconfig.MergeAPIResourceConfigs`.
+//! In: pairs of key and value, the rows, and which of them are served by default. Out: which rows are served.
+//! Keys are applied in this order: stages of versions (`api/beta`), versions, resources; the last one
+//! counts. Upstream: `resourceconfig.MergeAPIResourceConfigs`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ const ALL: &str = "api/all";
 
 type Matcher = fn(&str) -> bool;
 
-/// Which versions a key stands for, in the order in which such keys count.
+/// The versions of a key, in the order in which such keys are applied.
 const MATCHERS: &[(&str, Matcher)] = &[
     (ALL, |_| true),
     ("api/ga", |version| stage(version) == Some("")),
@@ -20,7 +20,7 @@ const MATCHERS: &[(&str, Matcher)] = &[
     ("api/alpha", |version| stage(version) == Some("alpha")),
 ];
 
-/// What stands between the two numbers of a version.
+/// The stage of a version: the text between its two numbers.
 fn stage(version: &str) -> Option<&str> {
     let is_digit = |c: char| c.is_ascii_digit();
     let rest = version.strip_prefix('v')?;
@@ -35,7 +35,7 @@ fn stage(version: &str) -> Option<&str> {
 pub struct RuntimeConfig(BTreeMap<String, String>);
 
 impl RuntimeConfig {
-    /// From `KEY=VALUE` and `KEY`, which is `KEY=true`.
+    /// From `KEY=VALUE` and `KEY`, which means `KEY=true`.
     pub fn parse(pairs: &[String]) -> Self {
         let pair = |pair: &String| {
             let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
@@ -44,14 +44,14 @@ impl RuntimeConfig {
         Self(pairs.iter().map(pair).collect())
     }
 
-    /// The rows, by group, version and plural, that are not to be served.
+    /// The rows, by group, version and plural, that are not served.
     pub fn hidden(&self, table: &ResourceTable) -> Vec<(String, String, String)> {
         let rows = table.iter().filter(|row| !row.custom && !self.serves(row, true));
         rows.map(|row| (row.group.clone(), row.version.clone(), row.plural.clone())).collect()
     }
 
-    /// Is the row served, given whether it is if nobody says anything? What [`check`](Self::check)
-    /// would refuse says nothing.
+    /// Whether the row is served; `is_default` is its default. Pairs that [`check`](Self::check) would refuse
+    /// are ignored.
     pub fn serves(&self, row: &Resource, is_default: bool) -> bool {
         let mut is_served = is_default;
         for (key, matches) in MATCHERS {
@@ -61,7 +61,7 @@ impl RuntimeConfig {
                 _ => {}
             }
         }
-        // The core group has no key of its own: without it there is no cluster.
+        // The core group has no key: there is no cluster without it.
         if row.group.is_empty() {
             return is_served;
         }
@@ -70,7 +70,7 @@ impl RuntimeConfig {
         said(&format!("{version}/{}", row.plural)).or_else(|| said(&version)).unwrap_or(is_served)
     }
 
-    /// Complains about what is not said well, or said about nothing: `known` has all groups with
+    /// Returns an error for invalid pairs, and for unknown groups and versions: `known` has all groups with
     /// their versions, served or not. Upstream: `APIEnablementOptions.Validate`, then
     /// `MergeAPIResourceConfigs`.
     pub fn check(&self, known: &BTreeSet<(String, String)>) -> Result<(), String> {
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn the_narrower_key_wins() {
+    fn the_more_specific_key_wins() {
         let check = |pairs: &str, expected: &str| {
             let hidden = config(pairs).hidden(&testing::table());
             let names: Vec<&str> = hidden.iter().map(|(_, _, plural)| plural.as_str()).collect();
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_off_is_asked_for() {
+    fn versions_off_by_default_are_served_on_request() {
         let check = |pairs: &str, version: &str, expected: bool| {
             let row = testing::table().get("apps", "v1", "deployments").cloned().expect("a row");
             let mut row = Arc::into_inner(row).expect("nobody else has it");
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_told_as_upstream_does() {
+    fn errors_are_upstreams() {
         let known: BTreeSet<(String, String)> =
             [("apps".into(), "v1".into()), ("apps".into(), "v1beta1".into())].into();
         let check = |pairs: &str, expected: Result<(), &str>| {

@@ -1,20 +1,20 @@
-//! What the server asks of whoever knows the kinds' schemas: OpenAPI documents show them, decoding
-//! explains by them what is wrong with a body.
+//! The interface to the source of schemas: OpenAPI documents contain them, and decoding uses them to explain
+//! errors in a body.
 
 use serde_json::Value;
 
-/// Knows the schemas of kinds, as JSON schemas with references of the form `#/definitions/NAME`.
+/// The schemas of kinds, as JSON schemas with references of the form `#/definitions/NAME`.
 pub trait SchemaSource: Send + Sync {
-    /// The definition of a kind, as `io.k8s.api.apps.v1.Deployment`.
+    /// The definition of a kind, for example `io.k8s.api.apps.v1.Deployment`.
     fn definition_name(&self, group: &str, version: &str, kind: &str) -> Option<String>;
 
-    /// Is there a definition of this name?
+    /// Whether there is a definition with this name.
     fn knows(&self, name: &str) -> bool;
 
     /// One definition, `x-kubernetes-*` extensions included.
     fn definition(&self, name: &str) -> Option<Value>;
 
-    /// The same for OpenAPI v2, whose clients read less.
+    /// The same for OpenAPI v2, whose clients support less.
     fn definition_v2(&self, name: &str) -> Option<Value> {
         self.definition(name)
     }

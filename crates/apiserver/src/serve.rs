@@ -1,9 +1,9 @@
-//! The server as a service: what the listener hands connections to, and what components in the same
-//! process call directly.
+//! The server as a service, for connections of the listener and for direct calls of components in the same
+//! process.
 //!
-//! In: a registry, authenticators and authorizers in their order, options. Out: one
-//! `tower::Service` for requests from the network ([`Server::service`]), and one per in-process
-//! identity ([`Server::local`]); both enter the same stack (see [`crate::filters`]).
+//! In: a registry, authenticators and authorizers in order, options. Out: one `tower::Service` for requests
+//! from the network ([`Server::service`]), and one per in-process identity ([`Server::local`]); both use the
+//! same stack (see [`crate::filters`]).
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -38,7 +38,7 @@ use crate::shared::Shared;
 /// Upstream: `--etcd-readycheck-timeout`.
 const STORE_CHECK: Duration = Duration::from_secs(2);
 
-/// Number and size of what is stored, of the resources that somebody reads.
+/// Number and size of stored objects, for the resources that a client has read.
 fn encode_objects(registry: &Registry, out: &mut String) {
     let sizes = registry.stored_sizes();
     let named = |row: &Resource| labels([("group", &row.group), ("resource", &row.plural)]);
@@ -63,7 +63,7 @@ fn encode_objects(registry: &Registry, out: &mut String) {
     }
 }
 
-/// The API server without its listener. Clones are the same server.
+/// The API server without its listener. Clones share the server.
 #[derive(Clone)]
 pub struct Server(Arc<Shared>);
 
@@ -78,7 +78,7 @@ impl Server {
             registry.set_schemas(schemas.clone());
         }
         let health = Health::default();
-        // Components of this process come in without a connection: nothing that could expire.
+        // Components of this process use no connection, so there is no certificate that could expire.
         health.add("loopback-serving-certificate", || Ok(()));
         let store = registry.clone();
         health.add_async("etcd", move || {
@@ -131,7 +131,7 @@ impl Server {
         ServerService { shared: self.0.clone(), identity: None }
     }
 
-    /// For a component of this process: every request counts for `user`, and is authorized as any.
+    /// For a component of this process: every request has the identity `user`, and is authorized as usual.
     pub fn local(&self, user: UserInfo) -> ServerService {
         ServerService { shared: self.0.clone(), identity: Some(LocalIdentity(user)) }
     }
@@ -140,7 +140,7 @@ impl Server {
         &self.0.registry
     }
 
-    /// `/readyz` says no, and watches end, so that the listener can drain.
+    /// `/readyz` fails from now on, and watches end, so that the listener can drain.
     pub fn begin_shutdown(&self) {
         self.0.health.begin_shutdown();
         self.0.is_shutting_down.send_replace(true);
@@ -154,7 +154,7 @@ impl Server {
         &self.0.metrics
     }
 
-    /// Priority and fairness, for whoever reads their objects; nothing where it is turned off.
+    /// Priority and fairness, for the code that reads its objects; `None` if it is off.
     pub fn fairness(&self) -> Option<&Fairness> {
         match &self.0.limiter {
             Limiter::Fair(fairness) => Some(fairness),
@@ -162,7 +162,7 @@ impl Server {
         }
     }
 
-    /// What the authorizers say, for reviews that ask on behalf of others.
+    /// The decision of the authorizers, for reviews about other users.
     pub async fn authorize(&self, attributes: &Attributes) -> Decision {
         authorization::decide(&self.0.authorizers, attributes).await
     }
@@ -190,7 +190,7 @@ where
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let mut request = request.map(|body| body.map_err(Into::into).boxed_unsync());
-        // Whatever the message came with: only this service says who speaks locally.
+        // Whatever the request contains: only this service sets the local identity.
         request.extensions_mut().remove::<LocalIdentity>();
         if let Some(identity) = &self.identity {
             request.extensions_mut().insert(identity.clone());

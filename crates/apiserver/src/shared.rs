@@ -1,4 +1,4 @@
-//! What all layers share: made once by the server, read by filters, verbs and pages.
+//! The state that all layers share: made once by the server, used by filters, verbs and pages.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -30,9 +30,9 @@ pub(crate) struct Shared {
     pub openapi: OpenApi,
     pub options: Options,
     pub started: jiff::Timestamp,
-    /// Who showed wrong credentials.
+    /// Addresses of clients with wrong credentials.
     pub refusals: Seldom<Option<IpAddr>>,
-    /// True from the beginning of the shutdown on: watches end.
+    /// True from the beginning of the shutdown: watches end.
     pub is_shutting_down: watch::Sender<bool>,
 }
 
@@ -41,12 +41,12 @@ impl Shared {
     pub fn shutdown(&self) -> impl Future<Output = ()> + Send + use<> {
         let mut signal = self.is_shutting_down.subscribe();
         async move {
-            // An error means that the server is gone: that is a shutdown too.
+            // An error means that the server is gone, which is a shutdown, too.
             let _ = signal.wait_for(|is_down| *is_down).await;
         }
     }
 
-    /// What `/` lists.
+    /// The paths that `/` lists.
     pub fn paths(&self) -> Vec<String> {
         let mut paths: Vec<String> = [
             "/healthz",

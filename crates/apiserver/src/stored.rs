@@ -1,10 +1,10 @@
-//! Objects at rest, on their way out: alone, in lists, in watches. Bytes, revision, and where the one
-//! goes into the other.
+//! Stored objects on their way to clients: single, in lists, in watches. Their bytes, their revision, and
+//! the position of the revision in the bytes.
 //!
-//! Stored values carry no resourceVersion: it is the store's mod revision, and is spliced in right
-//! behind `"metadata":{`. For `{"apiVersion":"v1","kind":"Pod","metadata":{"name":"web"},…}` at
-//! revision 7, [`Stored::json`] copies the prefix, `"resourceVersion":"7",` and the rest. What others
-//! wrote may have its members in another order, other objects named `metadata` in front, and spaces.
+//! Stored values have no resourceVersion: it is the store's mod revision, and is inserted right after
+//! `"metadata":{`. For `{"apiVersion":"v1","kind":"Pod","metadata":{"name":"web"},…}` at revision 7,
+//! [`Stored::json`] copies the prefix, `"resourceVersion":"7",` and the rest. Other writers may have another
+//! order of members, nested objects named `metadata` before it, and spaces.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -18,37 +18,37 @@ use store::{Revision, Value};
 use crate::StatusError;
 use crate::resource::Resource;
 
-/// Objects of a list that are converted together: as many as a client's page has.
+/// Number of a list's objects that are converted together: the page size of clients.
 const AT_ONCE: usize = 500;
 const METADATA: &[u8] = br#""metadata":{"#;
 
-/// Where the revision goes in an object's JSON.
+/// The position of the revision in an object's JSON.
 #[derive(Clone, Copy)]
 struct Place {
-    /// Just behind the brace of the object's own `metadata`.
+    /// Right after the brace of the object's own `metadata`.
     splice: usize,
-    /// Nothing but apiVersion and kind stands in front of it.
+    /// Only apiVersion and kind are before it.
     is_usual: bool,
 }
 
-/// An object as one row serves it. Clones share the bytes, and what is packed stays so until it is
-/// written: a list of many objects is unpacked one by one.
+/// An object as one row serves it. Clones share the bytes. Compressed values stay compressed until they are
+/// written: a list of many objects is decompressed one by one.
 #[derive(Clone)]
 pub struct Stored {
     row: Arc<Resource>,
     /// JSON in the row's version, without resourceVersion.
     value: Value,
     revision: Revision,
-    /// Nothing where it cannot be told without unpacking the value: it is looked for when that is done.
+    /// `None` if it is unknown without decompressing the value: it is searched for after that.
     place: Option<Place>,
-    /// Kept in a version that is no longer the stored one: any write, even of nothing, mends it.
+    /// Stored in a version that is no longer the stored one: any write converts it, even without a change.
     is_stale: bool,
     /// Why it could not be converted to the row's version.
     failure: Option<StatusError>,
 }
 
 impl Stored {
-    /// `value` is as the store has it; it is converted when the row serves another version.
+    /// `value` is as in the store; it is converted if the row serves another version.
     pub(crate) fn new(row: Arc<Resource>, value: impl Into<Value>, revision: Revision) -> Self {
         let value = value.into();
         let Some(conversion) = &row.conversion else {
@@ -72,7 +72,7 @@ impl Stored {
         is_stale: bool,
         mut failure: Option<StatusError>,
     ) -> Self {
-        // Of what is packed some of the beginning can be seen: of most kinds as much as is needed.
+        // A compressed value has a readable beginning, which is enough for most kinds.
         let place = find_metadata(value.head());
         if place.is_none() && !value.is_packed() {
             failure.get_or_insert_with(|| StatusError::internal("a stored object has no metadata"));
@@ -80,7 +80,7 @@ impl Stored {
         Self { row, value, revision, place, is_stale, failure }
     }
 
-    /// The objects of a list, converted together; the first that cannot be is the error.
+    /// The objects of a list, converted together; the first failure is the error.
     pub(crate) fn all(
         row: &Arc<Resource>,
         values: &[(Value, Revision)],
@@ -106,7 +106,7 @@ impl Stored {
         Ok(all)
     }
 
-    /// Is it an object in the row's version? A webhook may not have answered.
+    /// Returns an error if the object could not be converted, for example because a webhook did not answer.
     pub fn check(&self) -> Result<(), StatusError> {
         self.failure.clone().map_or(Ok(()), Err)
     }
@@ -141,7 +141,7 @@ impl Stored {
     }
 
     fn write_behind_splice(&self, rest: &[u8], out: &mut Vec<u8>) {
-        // What a dry run would create has no revision, and what is no object no place for it.
+        // An object of a dry run has no revision, and an invalid one no position for it.
         let Some(next) = rest.trim_ascii_start().first().filter(|_| self.revision != Revision(0))
         else {
             return out.extend_from_slice(rest);
@@ -155,8 +155,8 @@ impl Stored {
         out.extend_from_slice(rest);
     }
 
-    /// Appends the object as lists have it: built-in kinds without kind and version, as Go's typed
-    /// lists, custom ones whole.
+    /// Appends the object as a list item: built-in kinds without kind and version, like Go's typed lists;
+    /// custom kinds whole.
     pub fn write_item_to(&self, out: &mut Vec<u8>) {
         let value = self.value.bytes();
         let place = self.place_in(&value);
@@ -168,7 +168,7 @@ impl Stored {
         self.write_behind_splice(&value[place.splice..], out);
     }
 
-    /// The value as it is shown, without resourceVersion: shared, not copied, unless it is packed.
+    /// The served value without resourceVersion: shared, not copied, unless it is compressed.
     pub fn bytes(&self) -> Bytes {
         self.value.bytes()
     }
@@ -194,8 +194,8 @@ impl Stored {
         Ok(object)
     }
 
-    /// The object as strategies see it, with its resourceVersion: a built-in one in the stored
-    /// version, a custom one in the row's, whose schema is the version's own.
+    /// The object for strategies, with its resourceVersion: a built-in one in the stored version, a custom
+    /// one in the row's version, because each version has its own schema.
     pub(crate) fn stored_object(&self) -> Result<Box<dyn Object>, StatusError> {
         match &self.row.conversion {
             Some(conversion) if !self.row.custom => conversion.to_stored(self.object()?),
@@ -206,10 +206,10 @@ impl Stored {
 
 pub struct List {
     pub items: Vec<Stored>,
-    /// Of the store at the read.
+    /// The store's revision at the time of the read.
     pub revision: Revision,
     pub continue_token: Option<String>,
-    /// How many follow; only known for lists without selectors.
+    /// Number of remaining objects; only known for lists without selectors.
     pub remaining: Option<u64>,
 }
 
@@ -222,13 +222,13 @@ pub enum WatchEvent {
         revision: Revision,
         initial_events_end: bool,
     },
-    /// The watch ends with this.
+    /// The watch ends with this error.
     Error(StatusError),
 }
 
 pub type EventStream = Pin<Box<dyn Stream<Item = WatchEvent> + Send>>;
 
-/// The values in the row's own version; `None` where they are that already.
+/// The values in the row's version; `None` if they are in it already.
 fn convert(row: &Resource, values: &[&[u8]]) -> Result<Option<Vec<Vec<u8>>>, StatusError> {
     let Some(conversion) = &row.conversion else { return Ok(None) };
     let decoded = |value: &&[u8]| {
@@ -240,7 +240,7 @@ fn convert(row: &Resource, values: &[&[u8]]) -> Result<Option<Vec<Vec<u8>>>, Sta
     Ok(Some(served.iter().map(|object| row.codec.settle(object.encode())).collect()))
 }
 
-/// Where the members of an object's own `metadata` begin, and whether only its type stands in front.
+/// The position of the first member of an object's own `metadata`, and whether only its type is before it.
 fn find_metadata(value: &[u8]) -> Option<Place> {
     let mut at = behind(value, 0, b'{')?;
     let mut is_usual = true;
@@ -258,19 +258,19 @@ fn find_metadata(value: &[u8]) -> Option<Place> {
     }
 }
 
-/// The next byte that is no space.
+/// The next byte that is not a space.
 fn token(json: &[u8], at: usize) -> usize {
     let rest = json.get(at..).unwrap_or_default();
     at + (rest.len() - rest.trim_ascii_start().len())
 }
 
-/// Just behind the next token, if it is this one.
+/// Right after the next token, if it is the wanted one.
 fn behind(json: &[u8], at: usize, wanted: u8) -> Option<usize> {
     let at = token(json, at);
     (*json.get(at)? == wanted).then_some(at + 1)
 }
 
-/// Just behind the string that begins here.
+/// Right after the string that begins here.
 fn string_end(json: &[u8], start: usize) -> Option<usize> {
     let mut at = behind(json, start, b'"')?;
     loop {
@@ -282,14 +282,14 @@ fn string_end(json: &[u8], start: usize) -> Option<usize> {
     }
 }
 
-/// Just behind the value that begins here.
+/// Right after the value that begins here.
 fn value_end(json: &[u8], start: usize) -> Option<usize> {
     let (mut at, mut depth) = (start, 0_usize);
     loop {
         match json.get(at)? {
             b'"' => at = string_end(json, at)?,
             b'{' | b'[' => (at, depth) = (at + 1, depth + 1),
-            // The end of what it stands in: a number or a word is over.
+            // The end of the container: a number or a literal is complete.
             b'}' | b']' | b',' if depth == 0 => return Some(at),
             b'}' | b']' => (at, depth) = (at + 1, depth - 1),
             _ => at += 1,
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn the_revision_goes_into_the_own_metadata() {
+    fn the_revision_is_inserted_into_the_objects_own_metadata() {
         let check = |value: &str, expected: &str, item: &str| {
             let stored = stored(value, 7);
             let text = |bytes: Bytes| String::from_utf8(bytes.into()).expect("text");
@@ -322,7 +322,7 @@ mod tests {
                 .expect("JSON")["metadata"];
             assert_eq!(metadata["resourceVersion"], "7", "{value}");
             assert!(stored.check().is_ok());
-            // The same where the value is packed: one that says the same again and again.
+            // The same with a compressed value: a repetitive text.
             let longer = |text: &str| {
                 let (text, brace) = text.trim_end().split_at(text.trim_end().len() - 1);
                 format!("{text},\"z\":\"{}\"{brace}", "metadata".repeat(100))
@@ -343,13 +343,13 @@ mod tests {
             r#"{"apiVersion":"v1","kind":"X","metadata":{"resourceVersion":"7"}}"#,
             r#"{"metadata":{"resourceVersion":"7"}}"#,
         );
-        // Keys in order, as upstream keeps custom objects: others of this name come first.
+        // Sorted keys, as upstream stores custom objects: nested `metadata` come first.
         let whole = r#"{"apiVersion":"v1","data":{"metadata":{"x":"}\"{"},"l":[{"metadata":{}},1]},"kind":"X","metadata":{"resourceVersion":"7","name":"a"}}"#;
         let value = whole.replace(r#""resourceVersion":"7","#, "");
         check(&value, whole, whole);
         let whole = r#"{"a":1.5,"b":null,"c":"metadata","d":[],"metadata":{"resourceVersion":"7","name":"a"}}"#;
         check(&whole.replace(r#""resourceVersion":"7","#, ""), whole, whole);
-        // By hand, or by a backup's tool.
+        // Written by hand, or by a backup tool.
         check(
             "{\n  \"kind\" : \"X\",\n  \"metadata\": {\n    \"name\": \"a\"\n  }\n}\n",
             "{\n  \"kind\" : \"X\",\n  \"metadata\": {\"resourceVersion\":\"7\",\n    \"name\": \"a\"\n  }\n}\n",
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_metadata_is_an_error_and_no_panic() {
+    fn an_object_without_metadata_is_an_error_not_a_panic() {
         let broken = [
             "",
             "x",

@@ -1,4 +1,4 @@
-//! A tiny resource table for tests: ConfigMaps, Namespaces, and Deployments with a scale.
+//! A small resource table for tests: ConfigMaps, Namespaces, and Deployments with a scale.
 
 use std::sync::{Arc, LazyLock};
 
@@ -79,7 +79,7 @@ where
     }
 }
 
-/// Messages of the kinds here, as far as tests need them.
+/// Messages of these kinds, as far as tests need them.
 pub fn descriptors() -> &'static Descriptors {
     const FACTS: &str = "@meta.v1\tmeta.k8s.io/v1\n\
         DeleteOptions\n\t1\tgracePeriodSeconds\tint64\t*?\n\t2\tpreconditions\tPreconditions\t*?\n\

@@ -1,16 +1,16 @@
-//! The texts of `Warning:` headers, as many as an answer may carry.
+//! The texts of `Warning:` headers, limited to what an answer may contain.
 //!
-//! In: texts, in any number: an object of a few megabytes may be worth tens of thousands. Out: those that
-//! are shown. Upstream: `warning.go` of the endpoints' filters.
+//! In: any number of texts: an object of a few megabytes may cause tens of thousands. Out: the shown ones.
+//! Upstream: `warning.go` of the endpoints' filters.
 //!
 //! ```text
 //! all fit into TOTAL characters      → all, whole
-//! they do not                        → each cut to ITEM characters, until TOTAL is reached
+//! they do not                        → each truncated to ITEM characters, until TOTAL is reached
 //! ```
 
 /// Characters of all texts together.
 const TOTAL: usize = 4 * 1024;
-/// Characters of a text, once not all fit.
+/// Characters of a text, if not all fit.
 const ITEM: usize = 256;
 
 #[derive(Debug, Default)]
@@ -21,7 +21,7 @@ pub(crate) struct Warnings {
 }
 
 impl Warnings {
-    /// What has been said already is not said again.
+    /// Adds a text, unless it was added before.
     pub(crate) fn add(&mut self, text: String) {
         let is_full = self.is_cutting && self.written >= TOTAL;
         if is_full || text.is_empty() || self.texts.contains(&text) {
@@ -39,7 +39,7 @@ impl Warnings {
         }
     }
 
-    /// What is shown; nothing is left.
+    /// Returns the shown texts, and clears the list.
     pub(crate) fn take(&mut self) -> Vec<String> {
         let Self { texts, is_cutting, .. } = std::mem::take(self);
         if !is_cutting {
@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn few_are_whole_and_many_are_cut() {
+    fn few_texts_are_whole_and_many_are_truncated() {
         let check = |count: usize, length: usize, expected: (usize, usize)| {
             let mut all = Warnings::default();
             for index in 0..count {

@@ -1,7 +1,7 @@
-//! `/statusz` and `/flagz`: what this server is, and how it was told to be.
+//! `/statusz` and `/flagz`: the server's version, uptime and flags.
 //!
-//! In: what the client accepts. Out: plain text, or a `config.k8s.io` object for those who ask for
-//! it by kind. Upstream: `pkg/server/statusz`, `pkg/server/flagz`.
+//! In: the `Accept` header. Out: plain text, or a `config.k8s.io` object if the client requests its kind.
+//! Upstream: `pkg/server/statusz`, `pkg/server/flagz`.
 
 use std::fmt::Write;
 
@@ -20,7 +20,7 @@ use crate::shared::Shared;
 const COMPONENT: &str = "kube-apiserver";
 const GROUP: &str = "config.k8s.io";
 const WARNING: &str = "Warning: This endpoint is not meant to be machine parseable, has no formatting compatibility guarantees and is for debugging purposes only.";
-/// What is no debugging endpoint is no path worth telling.
+/// Paths that are not listed, because they are not for debugging.
 const UNTOLD: &[&str] = &["/apis", "/api", "/openid", "/openapi", "/.well-known"];
 
 struct Page {
@@ -77,7 +77,7 @@ pub fn serve(shared: &Shared, path: &str, headers: &HeaderMap) -> Option<Respons
     Some(codec::error(&Accept::JSON, &error))
 }
 
-/// What objects are written in.
+/// Encodings of the objects.
 fn media(name: &str) -> Option<Media> {
     match name {
         "application/json" => Some(Media::Json),
@@ -87,7 +87,7 @@ fn media(name: &str) -> Option<Media> {
     }
 }
 
-/// The version of the object that a clause asks for.
+/// The version of the object that a clause requests.
 fn version(clause: &Clause<'_>, kind: &str) -> Option<&'static str> {
     let is_kind = clause.param("as") == Some(kind) && clause.param("g") == Some(GROUP);
     let wanted = clause.param("v").filter(|_| is_kind)?;
@@ -160,7 +160,7 @@ fn flags_text(shared: &Shared) -> String {
     out
 }
 
-/// The flags that this server goes by itself.
+/// The flags that configure this crate.
 fn flags(shared: &Shared) -> Value {
     let options = &shared.options;
     json!({

@@ -59,10 +59,10 @@ pub struct AuditFlags {
     /// Remove the objects from events that are too large, and drop events that are still too large
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false, action = clap::ArgAction::Set)]
     audit_log_truncate_enabled: bool,
-    /// Bytes of a batch
+    /// Maximum bytes of a batch
     #[arg(long, default_value_t = MAX_BATCH)]
     audit_log_truncate_max_batch_size: usize,
-    /// Bytes of an event
+    /// Maximum bytes of an event
     #[arg(long, default_value_t = MAX_EVENT)]
     audit_log_truncate_max_event_size: usize,
     /// Kubeconfig of the server that gets audit events
@@ -90,10 +90,10 @@ pub struct AuditFlags {
     /// Remove the objects from events that are too large, and drop events that are still too large
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false, action = clap::ArgAction::Set)]
     audit_webhook_truncate_enabled: bool,
-    /// Bytes of a batch
+    /// Maximum bytes of a batch
     #[arg(long, default_value_t = MAX_BATCH)]
     audit_webhook_truncate_max_batch_size: usize,
-    /// Bytes of an event
+    /// Maximum bytes of an event
     #[arg(long, default_value_t = MAX_EVENT)]
     audit_webhook_truncate_max_event_size: usize,
 }

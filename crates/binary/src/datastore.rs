@@ -423,7 +423,7 @@ mod tests {
         for brought in ["pki/ca.crt", "pki/ca.key", "pki/front-proxy-ca.crt", "runtime/images/x"] {
             make(brought, "x");
         }
-        assert!(check(&flags).is_ok(), "what is brought along");
+        assert!(check(&flags).is_ok(), "files from the user");
         make("pki/apiserver.crt", "x");
         let why = check(&flags).expect_err("it has had a cluster").to_string();
         for part in

@@ -1,17 +1,17 @@
-//! The server's own certificates, renewed and taken into use while it runs.
+//! Renews the server's own certificates and takes them into use while it runs.
 //!
-//! In: leaves, each with what it says and who needs it; the directory they lie in; the clock. Out: at
-//! any time a certificate that is valid, in the listener, in clients and in kubeconfigs. Connections
-//! that are there stay: TLS looks at certificates when it begins.
+//! In: leaf certificates, each with its profile and its users; their directory; the clock. Out: a valid
+//! certificate at any time, in the listener, in clients and in kubeconfigs. Existing connections stay: TLS
+//! checks certificates only in the handshake.
 //!
 //! ```text
-//!  four fifths of a life are over ─┐
-//!  the file is gone (`certificate rotate`) ─┴► issued, stored ► applied
-//!  a file that was brought along has changed ────────────────► applied
+//!  four fifths of the lifetime are over ───────────┐
+//!  the file was removed (`certificate rotate`) ────┴► issued, stored ► applied
+//!  a file from the user has changed ────────────────────────────────► applied
 //! ```
 //!
-//! Invariant: only an authority that the server started with signs. Another one on the disk waits for
-//! the next start, because whoever trusts the present one would be lost.
+//! Invariant: only an authority that the server started with signs. A new authority on the disk takes
+//! effect at the next start, because clients that trust only the current one could not connect.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -22,46 +22,45 @@ use base::watch::FileWatch;
 use jiff::Timestamp;
 use pki::{Component, Issued, Pki, Profile};
 
-/// Clocks jump and machines sleep: a waiting renewal looks at the time this often.
+/// Clocks jump and machines sleep: a waiting renewal checks the time this often.
 const LOOK: Duration = Duration::from_secs(1800);
-/// Between two reminders that an authority has ended.
+/// Interval of log lines about an expired authority.
 const REMINDER: Duration = Duration::from_secs(3600);
-/// What is due now is not looked at in a circle.
+/// Shortest wait, so that a certificate that is due already causes no busy loop.
 const SHORTEST: Duration = Duration::from_secs(1);
-/// Files that belong together change one after the other: certificate and key, an authority and its
-/// leaves.
+/// Related files change one after the other: certificate and key, an authority and its leaves.
 const SETTLE: Duration = Duration::from_millis(200);
-/// After a renewal that failed.
+/// Wait after a failed renewal.
 const RETRY: Duration = Duration::from_secs(60);
 
 /// Takes a certificate into use.
 type Apply = Box<dyn Fn(&Issued) -> anyhow::Result<()> + Send + Sync>;
 
-/// Where a leaf comes from.
+/// The source of a leaf.
 enum Source {
     /// Issued by the cluster's authority, stored under this name.
     Own(String, Profile),
     Component(Component),
-    /// Brought along: read again when it changes.
+    /// From the user: read again when it changes.
     Files(PathBuf, PathBuf),
 }
 
 struct Leaf {
     source: Source,
     apply: Apply,
-    /// What is in use.
+    /// The certificate in use.
     present: String,
 }
 
-/// The leaves of a server. Clones are the same.
+/// The leaves of a server. Clones share them.
 #[derive(Clone)]
 pub struct Rotation(Arc<Inner>);
 
 struct Inner {
     directory: PathBuf,
-    /// Of the authorities at the start.
+    /// Fingerprints of the authorities at the start.
     authorities: [[u8; 32]; 2],
-    /// Locked while leaves are added or looked at; never held across an await.
+    /// Locked while leaves are added or checked; never held across an await.
     leaves: Mutex<Vec<Leaf>>,
 }
 
@@ -72,7 +71,7 @@ impl Rotation {
         Self(Arc::new(Inner { directory, authorities, leaves: Mutex::default() }))
     }
 
-    /// A leaf of the cluster's authority, in use as `present`.
+    /// A leaf of the cluster's authority; `present` is in use.
     pub fn own(
         &self,
         name: &str,
@@ -107,7 +106,7 @@ impl Rotation {
         self.0.leaves.lock().expect("no panic under the lock").push(leaf);
     }
 
-    /// Starts to keep the leaves, once all are there.
+    /// Starts to renew the leaves. Call it after all are added.
     pub fn start(&self, tasks: &Tasks) {
         let rotation = self.clone();
         tasks.spawn("certificates", async move { rotation.keep().await });
@@ -120,7 +119,7 @@ impl Rotation {
             .filter_map(|directory| match FileWatch::directory(directory) {
                 Ok(watch) => Some(watch),
                 Err(error) => {
-                    tracing::warn!(directory = %directory.display(), %error, "changed certificates will be noticed late");
+                    tracing::warn!(directory = %directory.display(), %error, "failed to watch the certificates for changes");
                     None
                 }
             })
@@ -154,24 +153,26 @@ impl Rotation {
         all
     }
 
-    /// Looks at all leaves once, and tells when something will be due.
+    /// Checks all leaves once, and returns when the next renewal is due.
     fn refresh(&self) -> Timestamp {
         let retry = base::clock::now() + RETRY;
         let pki = match Pki::open(&self.0.directory) {
             Ok(pki) => pki,
             Err(error) => {
-                tracing::error!(%error, "the certificates cannot be looked after");
+                tracing::error!(%error, "failed to read the certificate authorities");
                 return retry;
             }
         };
         if fingerprints(&pki) != self.0.authorities {
-            tracing::warn!("there is another certificate authority; a restart takes it into use");
+            tracing::warn!(
+                "the certificate authority was replaced; restart the server to use the new one"
+            );
             return Timestamp::MAX;
         }
         let authorities = [&pki.cluster_ca, &pki.front_proxy_ca];
         if authorities.iter().any(|one| one.certificate().not_after <= base::clock::now()) {
             tracing::error!(
-                "a certificate authority has ended, nothing is valid any more; `decapod certificate rotate-ca` makes another"
+                "a certificate authority has expired; create a new one with `decapod certificate rotate-ca`"
             );
             return base::clock::now() + REMINDER;
         }
@@ -184,7 +185,7 @@ impl Rotation {
                     tracing::error!(
                         name,
                         error = format!("{error:#}"),
-                        "a certificate was not renewed"
+                        "failed to renew the certificate"
                     );
                     due = due.min(retry);
                 }
@@ -195,7 +196,7 @@ impl Rotation {
 }
 
 impl Leaf {
-    /// When the next one is due.
+    /// Renews the leaf if it is due, and returns when it is due next.
     fn refresh(&mut self, pki: &Pki) -> anyhow::Result<Timestamp> {
         let issued = match &self.source {
             Source::Own(name, profile) => pki.ensure(name, profile)?,
@@ -207,7 +208,7 @@ impl Leaf {
         };
         if issued.cert_pem != self.present {
             (self.apply)(&issued)?;
-            tracing::info!(name = self.source.name(), "a new certificate is in use");
+            tracing::info!(name = self.source.name(), "replaced the certificate");
             self.present.clone_from(&issued.cert_pem);
         }
         if matches!(self.source, Source::Files(..)) {
@@ -228,7 +229,7 @@ impl Source {
     }
 }
 
-/// Resolves after a change in any of them, never where there is none.
+/// Resolves after a change in any of them; never, if there are none.
 pub async fn any_change(watches: &[FileWatch]) {
     if watches.is_empty() {
         return std::future::pending().await;
@@ -282,7 +283,7 @@ mod tests {
         }
     }
 
-    /// Ten years of uptime: whenever somebody looks, the certificate in use is valid.
+    /// Ten years of uptime: the certificate in use is valid on every day.
     #[tokio::test(start_paused = true)]
     async fn ten_years_pass_and_every_day_has_a_valid_certificate() {
         let _world = base::sim::enter(1);
@@ -298,13 +299,13 @@ mod tests {
             let now = u64::try_from(base::clock::now().as_second()).expect("after 1970");
             verifier.verify(&der, now).unwrap_or_else(|error| panic!("day {day}: {error}"));
         }
-        // Renewed after four fifths of a year each time, and no more often; the last but one was cut to
-        // what is left of the authority's life.
+        // Renewed after four fifths of a year each time, and not more often. The last but one is cut to the
+        // rest of the authority's life.
         assert_eq!(lab.used().len(), 14);
         tasks.shutdown(Duration::from_secs(1)).await;
     }
 
-    /// The clock is set, or the machine slept for years: half an hour later all is well.
+    /// The clock is changed, or the machine slept for years: half an hour later the certificate is valid.
     #[tokio::test(start_paused = true)]
     async fn a_jump_of_the_clock_is_noticed_by_itself() {
         const YEAR: Duration = Duration::from_secs(365 * 86_400);
@@ -328,7 +329,7 @@ mod tests {
             assert_eq!(lab.used().len(), before + 1);
             assert!(is_valid(), "after {jump:?}");
         }
-        // The authority has ended, too: nothing can help, and nothing goes in circles.
+        // The authority has expired, too: no renewal is possible, and there is no busy loop.
         base::sim::jump(2 * YEAR);
         let before = lab.used().len();
         tokio::time::sleep(DAY).await;
@@ -337,7 +338,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_certificate_that_was_taken_away_is_made_anew_at_once() {
+    async fn a_removed_certificate_is_issued_again_at_once() {
         let lab = Lab::new();
         let tasks = Tasks::new("test");
         lab.rotation.start(&tasks);
@@ -348,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_followed_and_another_authority_waits() {
+    fn files_are_watched_and_another_authority_waits() {
         let lab = Lab::new();
         let (cert, key) = (lab.directory.path().join("x.crt"), lab.directory.path().join("x.key"));
         let profile = Profile::server("x", vec![San::parse("x")]);
@@ -369,7 +370,7 @@ mod tests {
         let second = store();
         lab.rotation.refresh();
         assert_eq!(lab.used().pop(), Some(second.cert_pem));
-        // One that is taken away is not replaced by whoever looks.
+        // A removed file is not replaced.
         let other = Lab::new();
         let (there, aside) =
             (lab.directory.path().join("ca.crt"), lab.directory.path().join("aside"));

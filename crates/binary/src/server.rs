@@ -1,7 +1,7 @@
 //! `decapod server`: every component of a control plane, and of a node, in one process.
 //!
-//! A component that loses its Lease or breaks is started again alone. If a part breaks that all components
-//! share (the container runtime), all of them are started again. The process goes on.
+//! A component that loses its Lease or fails is restarted alone. If a part that all components share fails
+//! (the container runtime), all components are restarted. The process continues.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -24,12 +24,12 @@ use crate::process::{
 };
 use crate::{datastore, preflight, supervise};
 
-/// What may be left out with `--disable`.
+/// Components that `--disable` accepts.
 const COMPONENTS: [&str; 5] =
     ["kube-scheduler", "kube-controller-manager", "kube-proxy", "dns", "pod-routes"];
-/// Components get this long at the end, before the API server does.
+/// Time for components to end, before the API server does.
 const COMPONENTS_LIMIT: Duration = Duration::from_secs(4);
-/// Before components that broke together are started again.
+/// Pause before all components are restarted.
 const AGAIN_FIRST: Duration = Duration::from_secs(1);
 const AGAIN_CEILING: Duration = Duration::from_secs(60);
 
@@ -69,13 +69,13 @@ pub async fn run(flags: Server, common: Common) -> anyhow::Result<()> {
         () = keep_together(&mut components, start) => {}
     }
     say("stopping");
-    // Components first: their last words reach the API server, and none finds it gone.
+    // Components first: they can still write to the API server, and none misses it.
     components.shutdown(COMPONENTS_LIMIT).await;
     control.stop(&tasks).await;
     Ok(())
 }
 
-/// Everything but the API, as one group.
+/// Everything except the API, as one group.
 async fn start_components(
     flags: &Server,
     data_dir: &Path,
@@ -101,19 +101,19 @@ async fn start_components(
     }
 }
 
-/// Starts the group again when it broke as a whole. Does not return.
+/// Restarts the group when it has failed as a whole. Does not return.
 async fn keep_together(components: &mut Tasks, start: impl AsyncFn() -> anyhow::Result<Tasks>) {
     let mut pause = Backoff::new(AGAIN_FIRST, AGAIN_CEILING).with_jitter(0.5);
     loop {
         components.stop_signal().wait().await;
         let pause = pause.step();
-        tracing::error!(?pause, "the components broke together, starting them again");
+        tracing::error!(?pause, "all components failed, restarting them");
         components.shutdown(COMPONENTS_LIMIT).await;
         tokio::time::sleep(pause).await;
         match start().await {
             Ok(started) => *components = started,
             Err(error) => {
-                tracing::error!(error = format!("{error:#}"), "the components do not start");
+                tracing::error!(error = format!("{error:#}"), "failed to start the components");
             }
         }
     }
@@ -135,7 +135,7 @@ fn check(flags: &Server) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The address that others reach this server at.
+/// The address at which others reach this server.
 pub async fn advertised(flags: &Server) -> anyhow::Result<IpAddr> {
     if let Some(address) = flags.advertise_address.or(flags.node.node_ip.first().copied()) {
         return Ok(address);
@@ -159,7 +159,7 @@ pub fn write_kubeconfig(
     };
     let server = control_plane::url(local, control.port);
     let identity = Component::Admin.identity();
-    // The one in the data directory is how the other commands find the cluster.
+    // Other commands find the cluster by the kubeconfig in the data directory.
     let own = data_dir.join("kubeconfig");
     let wanted = flags.write_kubeconfig.clone().unwrap_or_else(|| own.clone());
     let (authority, mode) = (pki.cluster_ca.cert_pem().to_owned(), flags.write_kubeconfig_mode);
@@ -211,7 +211,7 @@ fn start_controllers(
     };
     let own = control.client(Component::ControllerManager);
     let control = control.clone();
-    // As upstream with --use-service-account-credentials: each controller may do what its role says.
+    // As upstream with --use-service-account-credentials: each controller has its own role.
     let client_for = move |component: &str| match component {
         "kube-controller-manager" => own.clone(),
         other => control.client_of(
@@ -254,13 +254,13 @@ fn start_scheduler(flags: &Server, control: &ControlPlane, tasks: &Tasks) -> any
     Ok(())
 }
 
-/// A candidate stands until it is told to stop: there is nothing that it could fail with.
+/// Running for a Lease cannot fail.
 const STANDS: Result<(), std::convert::Infallible> = Ok(());
 
-/// The component as a candidate for its Lease. The one server of an embedded store takes it, as
-/// clients expect, and does not renew it, since nobody else can want it; the identity is the same in
-/// every life of the server, so that the next one need not wait for the Lease of the last. On a real
-/// etcd there may be other servers.
+/// The component as a candidate for its Lease. With an embedded store there is one server: it takes the
+/// Lease, as clients expect, and does not renew it, because there is no other candidate. Its identity is
+/// the same after a restart, so the next process does not wait until the Lease expires. With a real etcd
+/// there may be other servers.
 fn candidate(flags: &Server, client: Client, name: &str) -> Election {
     let host = nix::unistd::gethostname().unwrap_or_default();
     let election = Election::new(client, "kube-system", name, &host.to_string_lossy());
@@ -271,7 +271,7 @@ fn candidate(flags: &Server, client: Client, name: &str) -> Election {
     Election { renews: false, identity, ..election }
 }
 
-/// The node in this process: its components enter the API server without a socket.
+/// The node in this process: its components call the API server without a socket.
 async fn start_node(
     flags: &Server,
     data_dir: &Path,
@@ -319,7 +319,7 @@ async fn start_node(
     node::start(described, &flags.node, tasks).await
 }
 
-/// The DNS process reads its kubeconfig once: a new one means a new process.
+/// The DNS process reads its kubeconfig only at its start: a new kubeconfig needs a new process.
 fn dns_kubeconfig(
     data_dir: &Path,
     pki: &Pki,

@@ -1,4 +1,4 @@
-//! SIGTERM and Ctrl-C, heard by a thread of its own, which sees to it that the process ends.
+//! A thread that waits for SIGTERM and SIGINT, and ensures that the process ends.
 //!
 //! ```text
 //! signal ─► handler ─► pipe ─► thread ─► termination(): the runtime stops what runs
@@ -6,10 +6,10 @@
 //!                                └─► a second signal, or END: the process ends at once
 //! ```
 //!
-//! Invariant: the process ends within 10 s of the first signal, whatever its runtimes do: the thread
-//! waits for nothing but the pipe. What the store has acknowledged is on the disk by then, so that an
-//! end at once loses nothing.
-//! Deviation: upstream waits for its requests, a minute at most; a service manager kills after 90 s.
+//! Invariant: the process ends within 10 s of the first signal, even if its runtimes hang: the thread
+//! waits only for the pipe. Acknowledged writes of the store are on the disk by then, so that an
+//! immediate end loses nothing.
+//! Deviation: upstream waits up to a minute for its requests; a service manager kills after 90 s.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd};
@@ -23,24 +23,24 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 use tokio::sync::watch;
 
-/// From the first signal to the end at the latest.
+/// Longest time from the first signal to the end.
 const END: Duration = Duration::from_millis(9500);
-/// The thread calls the kernel and writes a line.
+/// The thread only makes system calls and writes a line.
 const STACK: usize = 64 << 10;
-/// As a shell shows a process that a signal has ended.
+/// Exit code of a shell for a process that a signal has ended.
 const BY_SIGNAL: i32 = 128;
 
-/// Where the handler writes.
+/// The file descriptor that the handler writes to.
 static PIPE: AtomicI32 = AtomicI32::new(-1);
 static ASKED: LazyLock<watch::Sender<bool>> = LazyLock::new(|| watch::Sender::new(false));
 
-/// Resolves at Ctrl-C or SIGTERM. Only where the signals are heeded: see [`heed`].
+/// Resolves at SIGINT or SIGTERM. Only after [`heed`].
 pub async fn termination() {
-    // The sender is static.
+    // The sender is static, so this cannot fail.
     let _ = ASKED.subscribe().wait_for(|is_asked| *is_asked).await;
 }
 
-/// From here on the signals do not end the process by themselves.
+/// From here on the signals no longer end the process immediately.
 pub fn heed() -> io::Result<()> {
     let (reader, writer) = nix::unistd::pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?;
     PIPE.store(writer.into_raw_fd(), Ordering::Release);
@@ -58,8 +58,8 @@ pub fn heed() -> io::Result<()> {
 extern "C" fn on_signal(signal: i32) {
     let (descriptor, byte) = (PIPE.load(Ordering::Acquire), signal as u8);
     let errno = Errno::last_raw();
-    // SAFETY: one byte that lives here; the descriptor is open for as long as the process lives. A full
-    // pipe has more than enough.
+    // SAFETY: the byte lives here, and the descriptor is open as long as the process lives. If the pipe is
+    // full, the thread has enough bytes to read.
     unsafe { nix::libc::write(descriptor, (&raw const byte).cast(), 1) };
     Errno::set_raw(errno);
 }
@@ -69,8 +69,8 @@ fn watch_over(pipe: &OwnedFd, end: Duration) {
     ASKED.send_replace(true);
     let limit = PollTimeout::try_from(end).unwrap_or(PollTimeout::MAX);
     match next(pipe, limit) {
-        Some(second) => eprintln!("decapod: signal {second} after {first}: ending at once"),
-        None => eprintln!("decapod: not stopped {} ms after the signal, ending", end.as_millis()),
+        Some(second) => eprintln!("decapod: signal {second} after {first}: exiting at once"),
+        None => eprintln!("decapod: not stopped {} ms after the signal, exiting", end.as_millis()),
     }
     // SAFETY: the call does not return. Unlike `exit`, it waits for no lock and no destructor.
     unsafe { nix::libc::_exit(BY_SIGNAL + i32::from(first)) }
@@ -82,7 +82,7 @@ fn next(pipe: &OwnedFd, limit: PollTimeout) -> Option<u8> {
         let mut waits = [PollFd::new(pipe.as_fd(), PollFlags::POLLIN)];
         match poll(&mut waits, limit) {
             Ok(0) => return None,
-            // The handler runs in any thread, also in this one.
+            // The handler may run in this thread, too.
             Err(Errno::EINTR) => {}
             Err(error) => {
                 eprintln!("decapod: cannot wait for signals on {}: {error}", pipe.as_raw_fd());
@@ -109,10 +109,10 @@ mod tests {
 
     use super::*;
 
-    /// Says that this process is the one that is to be stopped.
+    /// Set in the child process of the test.
     const SUBJECT: &str = "DECAPOD_TEST_SIGNALS";
 
-    /// All threads of its runtime are busy for ever.
+    /// All threads of its runtime are blocked.
     #[test]
     fn a_busy_process() {
         if std::env::var_os(SUBJECT).is_none() {
@@ -137,7 +137,7 @@ mod tests {
         });
     }
 
-    /// This program again, as the process above.
+    /// Runs this program again as the process above.
     fn busy() -> Child {
         let mut command = Command::new(std::env::current_exe().expect("the program"));
         command.args(["--exact", "--nocapture", "signals::tests::a_busy_process"]);
@@ -176,7 +176,7 @@ mod tests {
         let child = busy();
         let begun = wait::now();
         signal(&child, Signal::SIGINT);
-        // Two that come together are one to the kernel: the second waits until the first was heard.
+        // The kernel merges two pending signals: the second is sent after the first was handled.
         signal(&child, Signal::SIGTERM);
         assert!(ends(child).is_some());
         assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());

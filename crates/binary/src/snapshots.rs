@@ -1,7 +1,7 @@
-//! Snapshots by a schedule: `--snapshot-schedule-cron`, `--snapshot-retention`, `--snapshot-dir`.
+//! Scheduled snapshots: `--snapshot-schedule-cron`, `--snapshot-retention`, `--snapshot-dir`.
 //!
-//! In: a store. Out: files in a directory, the newest few of them. A snapshot that fails is logged,
-//! and the next is taken at its time all the same.
+//! In: a store. Out: files in a directory; only the newest are kept. A failed snapshot is logged, and the
+//! schedule continues.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,13 +13,13 @@ use store::Store;
 
 #[derive(clap::Args, Clone, Debug)]
 pub struct Flags {
-    /// Save a snapshot of the state at these times (UTC), as "0 */12 * * *"
+    /// Save a snapshot of the state at these times (UTC), for example "0 */12 * * *"
     #[arg(long, value_name = "CRON")]
     pub snapshot_schedule_cron: Option<String>,
-    /// How many of them to keep
+    /// How many scheduled snapshots are kept
     #[arg(long, default_value_t = 5, value_name = "COUNT")]
     pub snapshot_retention: usize,
-    /// Where they are kept [default: <data-dir>/snapshots]
+    /// Directory of snapshots [default: <data-dir>/snapshots]
     #[arg(long, value_name = "DIR")]
     pub snapshot_dir: Option<PathBuf>,
 }
@@ -43,7 +43,7 @@ impl Flags {
                 match save(&*store, &directory, keep).await {
                     Ok(file) => tracing::info!(file = %file.display(), "snapshot saved"),
                     Err(error) => {
-                        tracing::error!(error = format!("{error:#}"), "no snapshot was saved");
+                        tracing::error!(error = format!("{error:#}"), "failed to save a snapshot");
                     }
                 }
             }

@@ -1,9 +1,9 @@
-//! Components of one process that break alone: what ends before it is told to is started again.
+//! Restarts components of the server's process that fail.
 //!
 //! In: a component, as a function that runs it once. Out: nothing, until the group stops.
-//! Invariants: of a component one life runs at a time: the tasks of the last have ended before the next
-//! begins; what breaks is logged by name, and waits longer each time.
-//! Upstream: each component is a process, which somebody starts again.
+//! Invariants: a component runs once at a time: all tasks of a run have ended before the next run begins.
+//! A failure is logged with the component's name, and each pause is longer than the last.
+//! Upstream: each component is a process with its own supervisor.
 
 use std::fmt::Display;
 use std::sync::Arc;
@@ -16,9 +16,9 @@ use tokio::time::Instant;
 
 const AGAIN_FIRST: Duration = Duration::from_secs(1);
 const AGAIN_CEILING: Duration = Duration::from_secs(60);
-/// What ran for so long was well.
+/// A run of this length resets the pause.
 const WELL: Duration = Duration::from_secs(300);
-/// A life gets this long to end.
+/// Time for a run to end.
 const ENDING: Duration = Duration::from_secs(4);
 
 /// Runs a component until the group stops.
@@ -40,7 +40,7 @@ pub fn keep<F, E>(
                 pause.reset();
             }
             let pause = pause.step();
-            tracing::error!(component = name, why, ?pause, "a component broke, starting it again");
+            tracing::error!(component = name, why, ?pause, "a component failed, restarting it");
             if stop.or(tokio::time::sleep(pause)).await.is_none() {
                 return;
             }
@@ -48,7 +48,7 @@ pub fn keep<F, E>(
     });
 }
 
-/// One life; why it ended, or `None` if it was told to.
+/// One run; returns why it failed, or `None` if it was stopped.
 async fn live<F, E>(
     name: &'static str,
     run: Arc<impl Fn(Stop) -> F + Send + Sync + 'static>,
@@ -62,10 +62,10 @@ where
     let _bound = life.bound();
     let (tell, ended) = oneshot::channel();
     let told = life.stop_signal();
-    // A task of its own: a panic ends this life, no other.
+    // In its own task: a panic ends only this run.
     life.spawn_graceful(name, async move {
         let why = run(told).await.err().map(|error| error.to_string());
-        // An error: the receiver is gone.
+        // An error means that the receiver is gone.
         let _ = tell.send(why);
     });
     let why = match stop.or(ended).await {
@@ -84,9 +84,9 @@ mod tests {
 
     use super::*;
 
-    /// Breaks twice, by an error and by a panic, then runs.
+    /// Fails twice, with an error and with a panic, then runs.
     #[tokio::test(start_paused = true)]
-    async fn what_breaks_is_started_again_until_the_end() {
+    async fn a_failed_component_is_restarted_until_the_group_stops() {
         let (tasks, lives) = (Tasks::new("test"), Arc::new(Mutex::new(vec![])));
         let seen = lives.clone();
         keep(&tasks, "part", move |stop| {

@@ -1,4 +1,4 @@
-//! The secret that nodes join with: the one of the flag, or one made at the first start.
+//! The server's join token: from the flag, or created at the first start.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use pki::{JoinToken, Pki};
 const FILE: &str = "token";
 const LENGTH: usize = 32;
 
-/// The server's token, with the hash of its authority in front; kept in `<data-dir>/token`.
+/// The server's token, which starts with the hash of its authority; kept in `<data-dir>/token`.
 pub fn of_server(flag: Option<&str>, data_dir: &Path, pki: &Pki) -> anyhow::Result<JoinToken> {
     let path = data_dir.join(FILE);
     let secret = match flag {

@@ -1,7 +1,7 @@
-//! Tokens that live in Secrets, signed with the key of service accounts.
+//! Service account tokens in Secrets, signed with the service account key.
 //!
-//! In: the key, as PEM. Out: what the controller of such Secrets signs with. The controllers know no
-//! crate that knows tokens.
+//! In: the key, as PEM. Out: the signer for the controller of such Secrets. (The controllers' crate does
+//! not depend on a crate for tokens.)
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ impl TokenSigner for Signer {
     }
 }
 
-/// The key stays out of logs.
+/// Keeps the key out of logs.
 impl std::fmt::Debug for Signer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Signer").finish_non_exhaustive()

@@ -163,7 +163,7 @@ pub fn resolve(server: &str, name: &str) -> Result<()> {
     let mut answer = [0; 512];
     let length = socket.recv(&mut answer)?;
     if length < 12 {
-        bail!("{length} bytes are no answer");
+        bail!("{length} bytes are not a DNS answer");
     }
     let code = answer[3] & 0x0f;
     let count = u16::from_be_bytes([answer[6], answer[7]]);

@@ -52,7 +52,7 @@ impl Project {
         if !directory.is_dir()
             && let Err(error) = self.fetch(&directory)
         {
-            println!("skipped: {} cannot be fetched: {error:#}", self.module);
+            println!("skipped: {} cannot be downloaded: {error:#}", self.module);
             return Ok(None);
         }
         let mut texts = vec![];
@@ -61,7 +61,7 @@ impl Project {
                 std::fs::read_to_string(&file).with_context(|| file.display().to_string())?;
             texts.extend(documents(&text));
         }
-        ensure!(!texts.is_empty(), "{} holds no definitions", directory.display());
+        ensure!(!texts.is_empty(), "{} contains no definitions", directory.display());
         Ok(Some(texts))
     }
 

@@ -1,7 +1,7 @@
 //! JUnit files: the suite's reports, and the one file that we make of them.
 //!
 //! In: the text of a report of `e2e.test`. Out: the specs that took part. The suite lists all of its
-//! seven thousand specs in every report; those that its focus left out are dropped here.
+//! seven thousand specs in every report; those that its focus excluded are dropped here.
 
 use std::fmt::Write as _;
 
@@ -100,7 +100,7 @@ pub fn write(specs: &[Spec]) -> String {
     text
 }
 
-/// A spec that the focus left out says only `skipped`; one that skipped itself says why.
+/// The reason of a spec that skipped itself; empty for a spec that the focus excluded.
 fn skip_reason(part: &str) -> String {
     let head = part.split_once("<skipped ").map_or("", |(_, rest)| rest);
     let head = head.split('>').next().unwrap_or(head);

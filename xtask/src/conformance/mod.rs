@@ -1,6 +1,6 @@
-//! `cargo xtask conformance`: upstream's own end-to-end suite, unmodified, against our cluster.
+//! `cargo xtask conformance`: runs upstream's unmodified end-to-end suite against our cluster.
 //!
-//! In: which specs, how many nodes. Out: passed, failed and skipped by sig, a JUnit file, and a verdict
+//! In: specs, number of nodes. Out: passed, failed and skipped specs by SIG, a JUnit file, and a verdict
 //! against `xtask/expected/conformance.txt`. See xtask/README.md.
 //!
 //! ```text
@@ -230,7 +230,7 @@ impl Options {
             names.retain(|name| report::sig(name) == sig);
         }
         names.retain(|name| self.focus.iter().all(|part| matches(name, part)));
-        if names.is_empty() { Err("no spec is chosen".to_owned()) } else { Ok(names) }
+        if names.is_empty() { Err("no spec is selected".to_owned()) } else { Ok(names) }
     }
 }
 

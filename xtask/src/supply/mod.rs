@@ -41,7 +41,7 @@ pub fn run() -> Outcome {
     }
     match breaches.len() {
         0 => Ok(()),
-        count => Err(format!("{count} packages or rules are not in order")),
+        count => Err(format!("{count} breaches of deny.toml")),
     }
 }
 

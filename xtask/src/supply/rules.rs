@@ -37,7 +37,7 @@ impl Value {
                 Some(Self::Text(text)) if !text.is_empty() => Ok(text.clone()),
                 _ => Err(format!("deny.toml: {name} is missing: {self:?}")),
             },
-            _ => Err(format!("deny.toml: {self:?} is no table")),
+            _ => Err(format!("deny.toml: {self:?} is not a table")),
         }
     }
 

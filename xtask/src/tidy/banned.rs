@@ -43,7 +43,7 @@ const BANS: &[Ban] = &[
         needles: &["tokio::spawn(", "task::spawn("],
         home: &["crates/base/"],
         tests: Tests::Free,
-        why: "use base::task::Tasks: whoever starts work owns its end",
+        why: "use base::task::Tasks: the code that starts a task must also end it",
     },
     Ban {
         rule: "clock",
@@ -68,7 +68,7 @@ const BANS: &[Ban] = &[
     },
 ];
 
-/// A neighbouring line that already gives its reason to clippy.
+/// A nearby line that gives its reason to clippy already.
 const STATED: &str = "clippy::disallowed_methods";
 
 pub fn check(source: &Source) -> Vec<Breach> {

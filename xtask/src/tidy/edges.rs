@@ -73,7 +73,7 @@ fn manifest(name: &str, text: &str, ours: &[String]) -> Vec<Breach> {
         text,
     };
     let Some(allowed) = reachable(name) else {
-        return vec![breach(0, format!("{name} has no row in the table of rooms"))];
+        return vec![breach(0, format!("{name} has no row in the table of crates"))];
     };
     let mut breaches = Vec::new();
     let mut section = "";
@@ -158,7 +158,7 @@ mod tests {
             &["store must not use testkit"],
         );
         check_manifest("binary", "[dependencies]\nstore.workspace = true\n", &[]);
-        check_manifest("shed", "", &["shed has no row in the table of rooms"]);
+        check_manifest("shed", "", &["shed has no row in the table of crates"]);
     }
 
     #[test]

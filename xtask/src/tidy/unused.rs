@@ -1,4 +1,4 @@
-//! Dependencies that no code names.
+//! Finds dependencies that no code names.
 //!
 //! In: the manifests and the sources of the work tree. Out: breaches. A dependency that is needed only
 //! for its features says so in a comment right before its line: `# tidy: allow(unused): reason`.

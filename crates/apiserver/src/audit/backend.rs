@@ -1,9 +1,9 @@
-//! Where events go, and whether requests wait for it.
+//! Backends of the audit log, and whether requests wait for them.
 //!
 //! In: events as bytes. Out: lines or posts, at once or in batches.
 //!
-//! Invariants: a queue is bounded, and what finds it full is counted and dropped; in the modes that
-//! block, a request goes on only when its event is written (or, unless strict, could not be).
+//! Invariants: a queue is bounded; an event that finds it full is dropped and counted. In the blocking
+//! modes, a request continues only when its event is written (or, unless strict, could not be written).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,7 +22,7 @@ use super::webhook::Webhook;
 pub enum Mode {
     Batch,
     Blocking,
-    /// A request whose first event cannot be written is refused.
+    /// Refuses a request if its first event cannot be written.
     BlockingStrict,
 }
 
@@ -32,21 +32,21 @@ pub struct Batching {
     pub buffer: usize,
     pub max_size: usize,
     pub max_wait: Duration,
-    /// Batches per second, and how many may come at once; `None` for no limit.
+    /// Batches per second, and burst; `None` for no limit.
     pub throttle: Option<(f32, u32)>,
 }
 
 /// Upstream's `--audit-*-truncate-*`, in bytes of JSON.
 #[derive(Clone, Copy, Debug)]
 pub struct Truncation {
-    /// A larger event goes without its objects, or not at all.
+    /// A larger event loses its objects, or is dropped.
     pub max_event: usize,
-    /// Events that are larger together are sent apart. Deviation: upstream looks at events before it
-    /// gathers them, one by one, so that its flag changes nothing.
+    /// Larger batches are split. Deviation: upstream checks events one by one before it batches them, so its
+    /// flag has no effect.
     pub max_batch: usize,
 }
 
-/// What writes.
+/// The writer of a backend.
 pub enum Writer {
     Log(Arc<Log>),
     Webhook(Webhook),
@@ -79,14 +79,14 @@ impl Writer {
 
 fn append(log: &Log, lines: &[u8]) -> Result<(), String> {
     let is_full = log.write(lines).map_err(|error| error.to_string())?;
-    // What becomes of older ones is no reason to count the new ones as lost.
+    // A failure with old files must not count the new events as lost.
     if let Some(error) = is_full.then(|| log.tidy()).and_then(Result::err) {
-        tracing::warn!(%error, "old audit logs cannot be looked after");
+        tracing::warn!(%error, "failed to remove or compress old audit logs");
     }
     Ok(())
 }
 
-/// Events that were not written.
+/// The number of events that were not written.
 #[derive(Default)]
 pub(super) struct Lost {
     count: AtomicU64,
@@ -109,7 +109,7 @@ impl Lost {
 pub struct Backend {
     writer: Arc<Writer>,
     mode: Mode,
-    /// Whether events come in the format for people.
+    /// Whether events are in the legacy text format.
     pub is_legacy: bool,
     truncation: Option<Truncation>,
     queue: Option<mpsc::Sender<Bytes>>,
@@ -137,7 +137,7 @@ impl Backend {
         Self { writer, mode, is_legacy, truncation, queue, lost }
     }
 
-    /// Whether an event is too large, as JSON with the end of its line.
+    /// Whether an event is too large, as JSON with its newline.
     pub fn refuses(&self, json: &[u8]) -> bool {
         self.truncation.is_some_and(|truncation| json.len() + 1 > truncation.max_event)
     }
@@ -150,12 +150,12 @@ impl Backend {
         self.writer.name()
     }
 
-    /// Events that were not written.
+    /// The number of events that were not written.
     pub fn lost(&self) -> u64 {
         self.lost.count()
     }
 
-    /// False only where a request must not go on.
+    /// False only if the request must not continue.
     pub async fn take(&self, event: Bytes) -> bool {
         match &self.queue {
             Some(queue) => {
@@ -175,16 +175,16 @@ impl Backend {
     }
 }
 
-/// The end of a queue.
+/// The receiving end of a queue.
 struct Sender {
     writer: Arc<Writer>,
     lost: Arc<Lost>,
-    /// Bytes that are sent at once.
+    /// Maximum bytes of a batch.
     limit: usize,
 }
 
 impl Sender {
-    /// Gathers and sends until the group stops, and then sends what is left.
+    /// Batches and sends until the group stops, and then sends the rest.
     async fn run(self, mut events: mpsc::Receiver<Bytes>, batching: Batching, stop: Stop) {
         let mut throttle = Throttle::new(batching.throttle);
         loop {
@@ -207,7 +207,7 @@ impl Sender {
         }
     }
 
-    /// The last word: one try, as long as the group waits.
+    /// Sends the rest once, as long as the group waits.
     async fn last(&self, mut left: Vec<Bytes>) {
         while !left.is_empty() {
             let rest = left.split_off(fitting(&left, self.limit));
@@ -223,7 +223,7 @@ impl Sender {
     }
 }
 
-/// How many of the first ones are no larger together than the limit; one at least.
+/// How many of the first events fit into the limit together; at least one.
 fn fitting(batch: &[Bytes], limit: usize) -> usize {
     let mut size = 0;
     let is_within = |event: &&Bytes| {
@@ -240,7 +240,7 @@ fn drain(events: &mut mpsc::Receiver<Bytes>, mut batch: Vec<Bytes>) -> Vec<Bytes
     batch
 }
 
-/// As many events as a batch takes, or as come within its time after the first; nothing at the end.
+/// As many events as fit into a batch, or arrive within its time after the first; empty at the end.
 async fn gather(
     events: &mut mpsc::Receiver<Bytes>,
     batching: &Batching,

@@ -10,13 +10,13 @@ use serde_json::value::RawValue;
 use super::policy::{Level, Stage};
 use crate::request::UserInfo;
 
-/// Longer names of programs are cut.
+/// Longer user agents are truncated.
 const USER_AGENT_LIMIT: usize = 1024;
 const CUT: &str = "...TRUNCATED";
-/// Says that an event had objects that made it too large.
+/// The annotation of an event whose objects were removed because of its size.
 const TRUNCATED: &str = "audit.k8s.io/truncated";
 
-/// What is known of a request so far.
+/// The known facts of a request so far.
 #[derive(Clone, Debug)]
 pub struct Event {
     pub level: Level,
@@ -25,7 +25,7 @@ pub struct Event {
     pub verb: String,
     pub user: Option<UserInfo>,
     pub impersonated: Option<UserInfo>,
-    /// The verb by which a constrained mode of impersonation allowed it.
+    /// The verb of the constrained impersonation mode that allowed it.
     pub constraint: Option<&'static str>,
     pub source_ips: Vec<String>,
     pub user_agent: String,
@@ -58,7 +58,7 @@ pub struct ObjectReference {
     pub subresource: String,
 }
 
-/// The bounded part of a `Status`.
+/// The fields of a `Status` with bounded size.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Status {
     pub metadata: Empty,
@@ -86,7 +86,7 @@ impl Status {
         Self { code, ..Self::default() }
     }
 
-    /// From a `Status` that is sent.
+    /// From the `Status` of an answer.
     pub fn of(tree: &Value) -> Self {
         let text = |name: &str| tree[name].as_str().unwrap_or_default().to_owned();
         Self {
@@ -124,7 +124,7 @@ struct AuthenticationMetadata {
     impersonation_constraint: &'static str,
 }
 
-/// An event at a stage, as it is written.
+/// An event at a stage, in its serialized form.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Written<'a> {
@@ -162,20 +162,20 @@ struct Written<'a> {
     annotations: &'a BTreeMap<String, String>,
 }
 
-/// As `metav1.MicroTime` is written.
+/// In the format of `metav1.MicroTime`.
 fn micro<S: Serializer>(time: &Timestamp, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(&time.strftime("%Y-%m-%dT%H:%M:%S.%6fZ").to_string())
 }
 
 impl Event {
-    /// What is left of an event that is too large.
+    /// An event that is too large, without its objects.
     pub fn without_objects(&self) -> Self {
         let mut event = Self { request_object: None, response_object: None, ..self.clone() };
         event.annotations.insert(TRUNCATED.to_owned(), "true".to_owned());
         event
     }
 
-    /// One line of JSON, without its end.
+    /// One line of JSON, without the newline.
     pub fn json(&self, stage: Stage, now: Timestamp) -> Vec<u8> {
         let nobody = UserInfo::default();
         let written = Written {
@@ -204,7 +204,7 @@ impl Event {
         serde_json::to_vec(&written).expect("an event has string keys only")
     }
 
-    /// Upstream's older format, a line for people.
+    /// Upstream's legacy text format.
     pub fn legacy(&self, stage: Stage) -> String {
         let list = |texts: &[String]| {
             texts.iter().map(|text| format!("{text:?}")).collect::<Vec<_>>().join(",")
@@ -237,7 +237,7 @@ impl Event {
     }
 }
 
-/// The client's name for itself, cut.
+/// The user agent, truncated.
 pub fn user_agent(text: &str) -> String {
     match text.len() {
         0..=USER_AGENT_LIMIT => text.to_owned(),
@@ -245,7 +245,7 @@ pub fn user_agent(text: &str) -> String {
     }
 }
 
-/// Takes the managed fields out of an object, a list's items or a table's rows.
+/// Removes the managed fields from an object, a list's items or a table's rows.
 pub fn without_managed_fields(tree: &mut Value) {
     let strip = |object: &mut Value| {
         if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn events_are_upstreams_lines() {
+    fn events_have_upstreams_format() {
         let now = "2026-01-02T03:04:05.2Z".parse().expect("a time");
         let text = String::from_utf8(event().json(Stage::ResponseComplete, now)).expect("UTF-8");
         assert_eq!(
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn long_names_of_programs_are_cut() {
+    fn long_user_agents_are_truncated() {
         assert_eq!(user_agent("curl"), "curl");
         let cut = user_agent(&"é".repeat(1000));
         assert!(cut.len() <= USER_AGENT_LIMIT + CUT.len() && cut.ends_with(CUT));

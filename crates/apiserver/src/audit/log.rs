@@ -1,11 +1,11 @@
 //! The log backend: a line per event, to standard output or to a file that is rotated.
 //!
 //! ```text
-//! audit.log ► audit-2026-01-02T03-04-05.123.log[.gz]     when it would grow beyond its size
+//! audit.log ► audit-2026-01-02T03-04-05.123.log[.gz]     when it would exceed its size
 //! ```
 //!
-//! Invariants: a line is written whole; files are of mode 0600; old ones go by number and by the age
-//! that their name tells when a new one begins. That, and compressing, holds nobody up who writes.
+//! Invariants: a line is written whole; files have mode 0600. When a new file begins, old ones are removed
+//! by number and by the age in their name. Neither that nor compression blocks writers.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -24,20 +24,20 @@ const STAMP_READ: &str = "%Y-%m-%dT%H-%M-%S%.f";
 /// Upstream's `--audit-log-*`.
 #[derive(Clone, Debug)]
 pub struct Rotation {
-    /// 0: one file for ever.
+    /// 0: one file without limit.
     pub max_megabytes: u64,
     /// Old files that are kept; 0 for all.
     pub max_backups: usize,
-    /// Days; 0 for ever.
+    /// Days; 0 for no limit.
     pub max_age_days: u64,
     pub compress: bool,
 }
 
 pub struct Log {
     rotation: Rotation,
-    /// Guards one write, or one change of files.
+    /// Locked for one write, or one change of files.
     state: Mutex<Target>,
-    /// Guards the old files: one tidies at a time.
+    /// Locked while old files are removed or compressed.
     old: Mutex<()>,
 }
 
@@ -64,7 +64,7 @@ impl Log {
         Ok(Self { rotation, state: Mutex::new(target), old: Mutex::default() })
     }
 
-    /// Writes lines, each with its end. True: a new file was begun, and somebody should
+    /// Writes lines with their newlines. True: a new file was begun, and the caller should call
     /// [`Log::tidy`].
     pub fn write(&self, lines: &[u8]) -> io::Result<bool> {
         let mut state = self.state.lock().expect("no panic under the lock");
@@ -83,7 +83,7 @@ impl Log {
         Ok(is_full)
     }
 
-    /// Removes what is too old or too many, and compresses the rest. Takes as long as that takes.
+    /// Removes files that are too old or too many, and compresses the rest. May take long.
     pub fn tidy(&self) -> io::Result<()> {
         let path = match &*self.state.lock().expect("no panic under the lock") {
             Target::StandardOutput => return Ok(()),
@@ -91,7 +91,7 @@ impl Log {
         };
         let _one = self.old.lock().expect("no panic under the lock");
         let mut old = backups(&path)?;
-        // Names carry the time: the newest first.
+        // The names contain the time: the newest come first.
         old.sort_unstable();
         old.reverse();
         let days = i64::try_from(self.rotation.max_age_days).unwrap_or(i64::MAX);
@@ -110,7 +110,7 @@ impl Log {
     }
 }
 
-/// A file that was put aside, and when.
+/// A rotated file, and its time.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Old {
     stamp: jiff::Timestamp,
@@ -121,7 +121,7 @@ fn append(path: &Path) -> io::Result<File> {
     OpenOptions::new().append(true).create(true).mode(0o600).open(path)
 }
 
-/// `audit.log` has `audit-` before the time and `.log` behind it.
+/// `audit.log` becomes `audit-` before the time and `.log` after it.
 fn name_parts(path: &Path) -> (String, String) {
     let stem = path.file_stem().unwrap_or_default().to_string_lossy();
     let end = path.extension().map(|end| format!(".{}", end.to_string_lossy()));
@@ -185,12 +185,12 @@ mod tests {
         std::env::temp_dir().join(format!("decapod-audit-{name}-{unique}"))
     }
 
-    /// Writes a line, and tidies when a new file was begun.
+    /// Writes a line, and tidies if a new file was begun.
     fn write(log: &Log, first: u8) {
         if log.write(&line(first)).expect("written") {
             log.tidy().expect("tidied");
         }
-        // Names tell files apart by the millisecond.
+        // Names differ by the millisecond.
         let before = base::clock::now();
         while base::clock::now().as_millisecond() == before.as_millisecond() {}
     }
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_rotated_and_old_ones_go() {
+    fn files_are_rotated_and_old_ones_are_removed() {
         let directory = scratch("rotate");
         let path = directory.join("audit.log");
         let log = Log::open(&path.to_string_lossy(), rotation(2, false)).expect("a log");
@@ -217,9 +217,9 @@ mod tests {
         fs::remove_dir_all(directory).expect("removed");
     }
 
-    /// By the time in the name: a copy of a log may be younger than what it tells.
+    /// The time in the name counts: a copy of a log may have a newer modification time.
     #[test]
-    fn old_files_go_by_the_age_that_their_name_tells() {
+    fn old_files_are_removed_by_the_age_in_their_name() {
         let directory = scratch("age");
         let path = directory.join("audit.log");
         let rotation = Rotation { max_age_days: 30, ..rotation(0, false) };
@@ -231,7 +231,7 @@ mod tests {
         for days in [29, 31] {
             fs::write(at(days), b"x").expect("written");
         }
-        // Not ours: no time, another name.
+        // Not our files: without a time, or with another name.
         for name in ["audit-notes.log", "audit-2026.log", "other-2020-01-02T03-04-05.123.log"] {
             fs::write(directory.join(name), b"y").expect("written");
         }
@@ -271,7 +271,7 @@ mod tests {
         let packed = File::open(&old[0].path).expect("there");
         flate2::read::GzDecoder::new(packed).read_to_end(&mut text).expect("gzip");
         assert_eq!(text, [line(b'a'), line(b'b')].concat());
-        // What an earlier life wrote counts.
+        // Files of an earlier process count.
         drop(log);
         let log = Log::open(&path.to_string_lossy(), rotation(0, true)).expect("a log");
         log.write(&line(b'd')).expect("written");

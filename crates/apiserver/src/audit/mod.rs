@@ -1,4 +1,4 @@
-//! The audit log: who asked for what, what was decided, and what came of it.
+//! The audit log: who requested what, the decision, and the result.
 //!
 //! In: requests as they pass the filters (see [`Trail`]), a [`Policy`]. Out: `audit.k8s.io/v1`
 //! events, to a log and a webhook.
@@ -8,11 +8,11 @@
 //!                                        └► panic ► Panic
 //! ```
 //!
-//! Invariants: without a policy nothing is paid but one look at an `Option`; secrets show up where
-//! the policy asks for objects, and nowhere else; events of one request come in their order.
+//! Invariants: without a policy the cost is one check of an `Option`. Secrets appear only if the policy
+//! records objects. Events of one request are in order.
 //!
-//! Deviation: after a switch of protocols (exec, attach, port-forward) ResponseComplete comes with
-//! the head, not with the end of the stream.
+//! Deviation: after a protocol switch (exec, attach, port-forward) ResponseComplete is sent with the
+//! response's headers, not at the end of the stream.
 
 pub mod backend;
 mod event;
@@ -52,7 +52,7 @@ impl Audit {
         Arc::new(Self { policy, backends, tasks, events, rejected, too_large, levels })
     }
 
-    /// Whether the request may go on.
+    /// Whether the request may continue.
     async fn emit(&self, event: &Event, stage: Stage, now: Timestamp) -> bool {
         self.events.fetch_add(1, Ordering::Relaxed);
         let whole = Bytes::from(event.json(stage, now));
@@ -75,7 +75,7 @@ impl Audit {
         goes_on
     }
 
-    /// For ends that nobody can wait at.
+    /// For the end of a request, where no code can wait.
     fn emit_later(self: &Arc<Self>, event: Event, stage: Stage) {
         let (audit, now) = (self.clone(), base::clock::now());
         self.tasks.spawn_graceful("audit event", async move {

@@ -1,7 +1,7 @@
-//! `Policy` of `audit.k8s.io/v1`: which requests are noted, and how much of them.
+//! `Policy` of `audit.k8s.io/v1`: which requests are recorded, and with which details.
 //!
-//! In: YAML. Out: a level, the stages to leave out and what to do about managed fields, by the first
-//! rule that fits a request.
+//! In: YAML. Out: a level, the stages to omit and how to treat managed fields, from the first rule that
+//! matches a request.
 
 use machinery::field::{FieldErrors, Path};
 use serde::Deserialize;
@@ -12,7 +12,7 @@ const API_VERSION: &str = "audit.k8s.io/v1";
 const STAGES: [Stage; 4] =
     [Stage::RequestReceived, Stage::ResponseStarted, Stage::ResponseComplete, Stage::Panic];
 
-/// How much is noted, least first.
+/// How much is recorded, in ascending order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
     #[default]
@@ -39,7 +39,7 @@ impl Level {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     RequestReceived,
-    /// The head is on its way, of long requests only.
+    /// The headers are being sent; only for long-running requests.
     ResponseStarted,
     ResponseComplete,
     Panic,
@@ -56,7 +56,7 @@ impl Stage {
     }
 }
 
-/// What a policy says about a request.
+/// The policy's decision about a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Verdict {
     pub level: Level,
@@ -136,7 +136,7 @@ impl Policy {
         Ok(Self { rules, otherwise })
     }
 
-    /// `user` is unknown where authentication failed.
+    /// `user` is unknown if authentication failed.
     pub fn evaluate(&self, user: Option<&UserInfo>, info: &RequestInfo) -> &Verdict {
         let first = self.rules.iter().find(|(rule, _)| rule.matches(user, info));
         first.map_or(&self.otherwise, |(_, verdict)| verdict)
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_rule_that_fits_decides() {
+    fn the_first_matching_rule_decides() {
         let policy = policy(
             r#"
 omitStages: [RequestReceived]
@@ -351,7 +351,7 @@ rules:
     }
 
     #[test]
-    fn mistakes_are_told_as_upstream_does() {
+    fn errors_are_upstreams() {
         let told = |rules: &str| policy(rules).expect_err(rules);
         assert_eq!(told("rules: []"), "loaded illegal policy with 0 rules");
         assert_eq!(told("rules: [{}]"), "rules[0].level: Required value");

@@ -1,4 +1,4 @@
-//! The audit log as an operator reads it: requests through the whole stack, events in a file.
+//! The audit log from outside: requests through the whole stack, events in a file.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -135,7 +135,7 @@ fn config_map() -> String {
 }
 
 #[tokio::test]
-async fn a_create_is_noted_with_both_objects() {
+async fn a_create_is_recorded_with_both_objects() {
     let bench = Bench::new("rules: [{level: RequestResponse, omitManagedFields: true}]");
     let headers = [JSON[0], ("audit-id", "given-by-the-client")];
     let id = bench.ask(CREATE, "admin", &headers, &config_map()).await;
@@ -151,8 +151,8 @@ async fn a_create_is_noted_with_both_objects() {
         json!({"resource": "configmaps", "namespace": "default", "name": "a", "apiVersion": "v1"})
     );
     assert_eq!(event["requestObject"]["data"]["k"], "v");
-    assert!(event["requestObject"]["metadata"]["uid"].is_null(), "as it came");
-    assert!(event["responseObject"]["metadata"]["uid"].is_string(), "as it is kept");
+    assert!(event["requestObject"]["metadata"]["uid"].is_null(), "as sent");
+    assert!(event["responseObject"]["metadata"]["uid"].is_string(), "as stored");
     assert!(event["responseObject"]["metadata"]["managedFields"].is_null());
     assert_eq!(
         event["annotations"],
@@ -161,7 +161,7 @@ async fn a_create_is_noted_with_both_objects() {
 }
 
 #[tokio::test]
-async fn metadata_has_no_objects_and_stages_can_be_left_out() {
+async fn metadata_has_no_objects_and_stages_can_be_omitted() {
     let bench = Bench::new("rules: [{level: Metadata}]\nomitStages: [RequestReceived]");
     bench.ask(CREATE, "admin", JSON, &config_map()).await;
     bench.ask("DELETE /api/v1/namespaces/default/configmaps/a", "admin", &[], "").await;
@@ -170,14 +170,14 @@ async fn metadata_has_no_objects_and_stages_can_be_left_out() {
     for event in &events {
         assert!(event["requestObject"].is_null() && event["responseObject"].is_null());
     }
-    // What is a Status is noted at any level.
+    // A Status is recorded at any level.
     assert_eq!(events[0]["responseStatus"], json!({"metadata": {}, "code": 201}));
     assert_eq!(events[1]["responseStatus"]["status"], "Success");
     assert_eq!(events[1]["responseStatus"]["details"]["name"], "a");
 }
 
 #[tokio::test]
-async fn refusals_are_noted_with_their_reason() {
+async fn refusals_are_recorded_with_their_reason() {
     let bench = Bench::new("rules: [{level: Metadata}]");
     bench.ask("GET /api/v1/namespaces/default/configmaps/a", "jane", &[], "").await;
     let event = bench.events().pop().expect("two");
@@ -195,7 +195,7 @@ async fn refusals_are_noted_with_their_reason() {
 }
 
 #[tokio::test]
-async fn who_acts_as_somebody_else_is_noted_as_both() {
+async fn impersonation_is_recorded_with_both_users() {
     let bench = Bench::new("rules: [{level: Metadata}]\nomitStages: [RequestReceived]");
     let headers = [("impersonate-user", "jane"), ("impersonate-group", "dev")];
     bench.ask("GET /api/v1/namespaces/default/configmaps/a", "admin", &headers, "").await;
@@ -231,7 +231,7 @@ async fn a_panic_is_a_stage_of_its_own() {
 }
 
 #[tokio::test]
-async fn what_the_policy_leaves_out_is_not_noted() {
+async fn omitted_requests_are_not_recorded() {
     let bench = Bench::new(
         "rules:\n- {level: None, nonResourceURLs: [/healthz*]}\n- {level: None, verbs: [get]}\n- {level: Metadata}",
     );
@@ -242,7 +242,7 @@ async fn what_the_policy_leaves_out_is_not_noted() {
     assert_eq!(bench.stages().len(), 2);
 }
 
-/// Upstream: truncation takes the objects first, and the event when that was not enough.
+/// Upstream: truncation removes the objects first, and the event if it is still too large.
 #[tokio::test]
 async fn large_events_lose_their_objects_and_larger_ones_are_lost() {
     let limit = Truncation { max_event: 2000, max_batch: 10_000 };
@@ -261,7 +261,7 @@ async fn large_events_lose_their_objects_and_larger_ones_are_lost() {
     assert_eq!(events[1]["annotations"]["audit.k8s.io/truncated"], "true");
     assert_eq!(events[1]["objectRef"]["name"], "large");
     assert_eq!(bench.figure("apiserver_audit_error_total{plugin=\"truncate\"}"), 0);
-    // Nothing that could be left out makes this one smaller; the request is answered all the same.
+    // This event has no objects to remove; the request is answered all the same.
     let long = format!("GET /api/v1/namespaces/default/configmaps?x={}", "x".repeat(2000));
     bench.ask(&long, "admin", &[], "").await;
     assert_eq!(bench.events().len(), 2);

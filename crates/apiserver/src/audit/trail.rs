@@ -1,8 +1,7 @@
-//! The trail of one request through the server: what is known of it grows on the way, and is written
-//! at the policy's stages.
+//! The audit trail of one request: its facts are collected on the way, and written at the policy's stages.
 //!
-//! In: the request's parts once its user is known; notes from the filters and verbs behind. Out:
-//! events. A trail that nobody finished was left by its client.
+//! In: the request's parts after authentication; notes from later filters and verbs. Out: events. A trail
+//! that is dropped without an end means that the client closed the connection.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, resume_unwind};
@@ -28,18 +27,18 @@ use crate::codec::protobuf::Protobuf;
 use crate::request::{RequestInfo, UserInfo};
 use crate::resource::Body;
 
-/// See the module. Clones of the `Arc` travel with the request's extensions.
+/// See the module. The request's extensions contain clones of the `Arc`.
 pub struct Trail {
     audit: Arc<Audit>,
     verdict: Verdict,
     is_long: bool,
-    /// Guards short notes; never held across an await. `None` once the last event is written.
+    /// Locked for short notes; never held across an await. `None` after the last event.
     event: Mutex<Option<Event>>,
 }
 
 impl Trail {
-    /// Nothing where the policy is not interested. Writes the first event; an error means that the
-    /// request must not go on.
+    /// `None` if the policy does not record the request. Writes the first event; an error means that the
+    /// request must not continue.
     pub async fn begin(
         audit: Option<&Arc<Audit>>,
         info: &Arc<RequestInfo>,
@@ -97,7 +96,7 @@ impl Trail {
         Some(Self { audit: audit.clone(), verdict, is_long, event: Mutex::new(Some(event)) })
     }
 
-    /// The trail of a request, for those who have its parts.
+    /// The trail of a request.
     pub fn of(parts: &Parts) -> Option<&Arc<Self>> {
         parts.extensions.get()
     }
@@ -108,7 +107,7 @@ impl Trail {
         }
     }
 
-    /// The first note under a key stays.
+    /// Sets an annotation; an existing one is kept.
     pub fn annotate(&self, key: &str, value: &str) {
         self.note(|event| {
             event.annotations.entry(key.to_owned()).or_insert_with(|| value.to_owned());
@@ -119,7 +118,7 @@ impl Trail {
         notes.iter().for_each(|(key, value)| self.annotate(key, value));
     }
 
-    /// Who the request counts for, and the verb that allowed it, where that is a constrained one.
+    /// The impersonated user, and the verb of the constrained mode that allowed it, if any.
     pub fn impersonated(&self, user: &UserInfo, constraint: Option<&'static str>) {
         self.note(|event| {
             event.impersonated = Some(user.clone());
@@ -131,7 +130,7 @@ impl Trail {
         self.verdict.level >= Level::Request
     }
 
-    /// The object of a create or an update, as it was decoded; completes what is known of its name.
+    /// The decoded object of a create or an update; also completes the object's name.
     pub fn request_object(&self, object: &dyn Object, json: impl FnOnce() -> Vec<u8>) {
         let meta = object.meta();
         self.note(|event| {
@@ -151,7 +150,7 @@ impl Trail {
         }
     }
 
-    /// A patch, or options: as they came.
+    /// A patch or options, as received.
     pub fn request_json(&self, json: &[u8]) {
         if self.wants_request() {
             let object = self.raw(json);
@@ -216,7 +215,7 @@ impl Trail {
         }
     }
 
-    /// An answer: what is noted of it depends on the level, and on whether it is a `Status`.
+    /// Records an answer; the details depend on the level, and on whether it is a `Status`.
     async fn answered(
         &self,
         protobuf: Option<Protobuf>,
@@ -254,11 +253,11 @@ impl Trail {
     }
 }
 
-/// The id that the request has in logs and answers, as an extension.
+/// The request's id in logs and answers, as an extension.
 #[derive(Clone)]
 pub struct AuditId(pub HeaderValue);
 
-/// Does the work of a request, and writes what becomes of it.
+/// Handles a request, and records its result.
 pub(crate) async fn follow(
     protobuf: Option<Protobuf>,
     trail: Option<Arc<Trail>>,
@@ -266,7 +265,7 @@ pub(crate) async fn follow(
 ) -> Result<Response<Body>, StatusError> {
     let Some(trail) = trail else { return work.await };
     let left = Left(trail.clone());
-    // Unwind safety: the panic goes on, this only looks at it.
+    // Unwind safety: the panic continues; this code only records it.
     let outcome = match AssertUnwindSafe(work).catch_unwind().await {
         Ok(outcome) => outcome,
         Err(panic) => {
@@ -297,7 +296,7 @@ pub(crate) async fn follow(
         return Ok(response);
     }
     trail.write(Stage::ResponseStarted).await;
-    // The last event comes with the last frame, or when the client is gone.
+    // The last event is written with the last frame, or when the client has closed the connection.
     Ok(response.map(|body| {
         body.map_frame(move |frame| {
             let _until_the_end = &left;
@@ -307,7 +306,7 @@ pub(crate) async fn follow(
     }))
 }
 
-/// Writes the last event where nobody else has.
+/// Writes the last event if no other code has.
 struct Left(Arc<Trail>);
 
 impl Drop for Left {
@@ -328,7 +327,7 @@ impl Drop for Left {
     }
 }
 
-/// Of a request whose credentials are wrong there is one event, without a user.
+/// A request with wrong credentials has one event, without a user.
 pub(crate) async fn failed_authentication(
     audit: Option<&Arc<Audit>>,
     info: &RequestInfo,
@@ -365,7 +364,7 @@ fn tried(parts: &Parts) -> String {
     }
 }
 
-/// Upstream: `SourceIPs`. All but the last are the client's word.
+/// Upstream: `SourceIPs`. Only the last is certain; the client sends the others.
 fn source_ips(parts: &Parts) -> Vec<String> {
     let ip = |text: &str| text.trim().parse::<std::net::IpAddr>().ok();
     let header = |headers: &HeaderMap, name: &str| {
@@ -380,7 +379,7 @@ fn source_ips(parts: &Parts) -> Vec<String> {
     }
     let connection = parts.extensions.get::<ConnectionInfo>();
     let remote = connection.and_then(|info| info.remote).map(|remote| remote.ip().to_canonical());
-    // Components of this process come without a socket.
+    // Components of this process have no socket.
     let local = || parts.extensions.get::<LocalIdentity>().map(|_| [127, 0, 0, 1].into());
     if let Some(remote) = remote.or_else(local)
         && all.last() != Some(&remote)
@@ -402,7 +401,7 @@ fn object_reference(info: &RequestInfo) -> ObjectReference {
     }
 }
 
-/// Errors are; so is what a delete or a binding answers.
+/// Errors are; answers to deletes and bindings may be.
 fn may_be_status(response: &Response<Body>) -> bool {
     use http_body::Body as _;
     const SMALL: u64 = 4096;
@@ -410,7 +409,7 @@ fn may_be_status(response: &Response<Body>) -> bool {
     response.status().as_u16() >= 400 || is_small
 }
 
-/// The answer as JSON, whatever the client asked for.
+/// The answer as JSON, whatever its media type.
 fn as_json(protobuf: Option<Protobuf>, headers: &HeaderMap, bytes: &Bytes) -> Option<Bytes> {
     let kind = headers.get(CONTENT_TYPE)?.to_str().ok()?;
     if kind.starts_with("application/json") {
@@ -458,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_tried_is_told() {
+    fn failed_authentication_names_the_credentials() {
         for (headers, expected) in [
             (vec![], "Authentication failed, no credentials provided"),
             (vec![("authorization", "Bearer x")], "Authentication failed, attempted: bearer"),

@@ -1,4 +1,4 @@
-//! The webhook backend: events are posted as an `EventList`, and again until they are taken.
+//! The webhook backend: posts events as an `EventList`, with retries.
 
 use std::time::Duration;
 
@@ -12,12 +12,12 @@ use transport::HttpClient;
 const FACTOR: f64 = 1.5;
 const JITTER: f64 = 0.2;
 const STEPS: u32 = 5;
-/// A receiver that does not answer within this time has failed.
+/// Limit of an answer.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 pub struct Webhook {
     pub http: HttpClient,
-    /// Of the server that `http` knows.
+    /// A path on the server of `http`.
     pub path: String,
     pub initial_backoff: Duration,
 }
@@ -32,7 +32,9 @@ impl Webhook {
             match self.post(body.clone()).await {
                 Ok(()) => return Ok(()),
                 Err(error) if step >= STEPS => return Err(error),
-                Err(error) => tracing::debug!(error, step, "the audit webhook will be asked again"),
+                Err(error) => {
+                    tracing::debug!(error, step, "failed to post to the audit webhook, will retry")
+                }
             }
             tokio::time::sleep(pause.mul_f64(1.0 + JITTER * base::rng::unit())).await;
             pause = pause.mul_f64(FACTOR);
@@ -51,7 +53,7 @@ impl Webhook {
         let work = async {
             let response = self.http.request(request).await.map_err(|error| error.to_string())?;
             let code = response.status();
-            // Read to its end, so that the connection can be used again.
+            // Read to the end, so that the connection can be reused.
             let _ = response.into_body().collect().await;
             code.is_success().then_some(()).ok_or_else(|| format!("the server answered {code}"))
         };

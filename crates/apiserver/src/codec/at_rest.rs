@@ -1,8 +1,8 @@
-//! Values as upstream's API server keeps them in etcd.
+//! Values in the format in which upstream's API server keeps them in etcd.
 //!
-//! In: the JSON that the registry writes, or what upstream wrote. Out: protobuf for kinds that have a
-//! message, JSON for the others (CBOR where that is served); and the registry's JSON again. So one etcd
-//! serves both, in turn or at once. Where upstream keeps a version that is not served here, a [`Modern`] makes the served one.
+//! In: the JSON that the registry writes, or upstream's stored value. Out: protobuf for kinds with a
+//! message, JSON for the others (CBOR if it is served); and the registry's JSON again. So both API servers
+//! can use one etcd. If upstream stores a version that is not served here, a [`Modern`] converts it.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -24,16 +24,16 @@ pub enum MediaType {
     Protobuf,
 }
 
-/// Makes the served version of an object that is kept in an older one; `None`: it is none.
+/// Converts a stored older version to the served one; `None`: the object needs no conversion.
 pub type Modern = fn(&[u8], &[u8]) -> Option<Result<Bytes, serde_json::Error>>;
 
-/// How values may look at rest.
+/// The possible formats of stored values.
 #[derive(Clone, Copy)]
 pub struct Formats {
     pub protobuf: Protobuf,
     pub modern: Modern,
-    /// An object's JSON as this server would have written it: protobuf has no empty lists or nulls,
-    /// and upstream applies defaults when it reads.
+    /// An object's JSON as this server would have written it: protobuf has no empty lists or nulls, and
+    /// upstream applies defaults when it reads.
     pub native: fn(Vec<u8>) -> Result<Vec<u8>, DecodeError>,
 }
 
@@ -42,7 +42,7 @@ struct AtRest {
     writes: MediaType,
 }
 
-/// The store as the registry wants it: it writes `writes` and reads all.
+/// The store for the registry: it writes the format `writes` and reads all formats.
 pub fn like_upstream(
     store: Arc<dyn store::Store>,
     formats: Formats,
@@ -51,7 +51,7 @@ pub fn like_upstream(
     Transformed::over(store, Arc::new(AtRest { formats, writes }))
 }
 
-/// A value in the registry's JSON, whoever wrote it.
+/// A stored value as the registry's JSON, whichever server wrote it.
 pub fn plain(formats: Formats, key: &[u8], value: Bytes) -> store::Result<Bytes> {
     AtRest { formats, writes: MediaType::Json }.open(key, value)
 }
@@ -67,14 +67,14 @@ impl Transform for AtRest {
         let Ok(tree) = serde_json::from_slice::<Value>(&value) else { return Ok(value) };
         match (self.formats.protobuf.0)().seal(&tree) {
             Ok(message) => Ok(message.into()),
-            // Those of custom kinds.
+            // Custom resources.
             Err(Error::NoMessage(_)) if cbor::is_served() => Ok(in_cbor(value)),
             Err(Error::NoMessage(_)) => Ok(value),
             Err(error) => Err(unreadable(key, error)),
         }
     }
 
-    /// Custom objects are kept as the gate has it when they are written again.
+    /// Custom objects change to the format of the gate when they are written again.
     fn is_stale(&self, _: &[u8], value: &Bytes) -> bool {
         match value.starts_with(cbor::MAGIC) {
             true => !cbor::is_served(),
@@ -83,7 +83,7 @@ impl Transform for AtRest {
     }
 
     fn open(&self, key: &[u8], value: Bytes) -> store::Result<Bytes> {
-        // Whether it is served or not: it may have been.
+        // Also if CBOR is not served: the gate may have been on before.
         if value.starts_with(cbor::MAGIC) {
             return cbor::to_json(&value).map(Bytes::from).map_err(|error| unreadable(key, error));
         }
@@ -99,7 +99,7 @@ impl Transform for AtRest {
 }
 
 impl AtRest {
-    /// Is it of a kind with a message? What is no object has none to be kept in either.
+    /// Whether its kind has a message. A value that is not an object has no other format, either.
     fn has_message(&self, json: &[u8]) -> bool {
         #[derive(Deserialize)]
         struct Type<'a> {
@@ -114,7 +114,7 @@ impl AtRest {
     }
 }
 
-/// As it is, where it is nested too deeply.
+/// CBOR, or the JSON itself if it is nested too deeply.
 fn in_cbor(json: Bytes) -> Bytes {
     cbor::object(&json).map_or(json, Bytes::from)
 }
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn custom_objects_are_cbor_where_that_is_served_and_read_always() {
+    fn custom_objects_are_stored_as_cbor_if_served_and_always_readable() {
         const KEY: &[u8] = b"/registry/decapod.test/widgets/default/w";
         let custom = Bytes::from_static(
             br#"{"apiVersion":"decapod.test/v1","kind":"Widget","metadata":{"name":"w"},"n":[1.5,1.0,0.18078399346030394]}"#,

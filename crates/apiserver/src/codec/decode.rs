@@ -1,11 +1,9 @@
-//! Request bodies: bytes to an object of the kind that the route wants.
+//! Request bodies: bytes to an object of the kind of the route.
 //!
-//! In: a body, its media type, the wanted kind. Out: the object, or the 400 that upstream answers,
-//! word by word. Unknown and duplicate fields are refused, warned about or ignored as the request
-//! says.
+//! In: a body, its media type, the wanted kind. Out: the object, or upstream's 400, word by word. The
+//! request says whether unknown and duplicate fields are refused, cause a warning, or are ignored.
 //!
-//! Invariant: what leaves has the wanted kind and version; an absent kind or version means the
-//! wanted one.
+//! Invariant: the result has the wanted kind and version; a missing kind or version means the wanted one.
 
 use std::borrow::Cow;
 
@@ -32,7 +30,7 @@ pub enum BodyFormat {
     Cbor,
 }
 
-/// The format that a Content-Type names; none given means JSON. `None`: one that is not accepted.
+/// The format of a Content-Type; without one it is JSON. `None`: a type that is not accepted.
 pub fn body_format(content_type: Option<&str>, protobuf: Option<Protobuf>) -> Option<BodyFormat> {
     let Some(text) = content_type.filter(|text| !text.is_empty()) else {
         return Some(BodyFormat::Json);
@@ -46,15 +44,15 @@ pub fn body_format(content_type: Option<&str>, protobuf: Option<Protobuf>) -> Op
     }
 }
 
-/// The kind that a route wants.
+/// The kind of a route.
 pub struct Wanted<'a> {
     pub group: &'a str,
     pub version: &'a str,
     pub kind: &'a str,
     pub codec: &'a dyn Codec,
-    /// All kinds, to tell a wrong kind from an unknown one.
+    /// All kinds, to distinguish a wrong kind from an unknown one.
     pub table: &'a ResourceTable,
-    /// Tells why a value does not fit.
+    /// Explains why a value does not fit.
     pub schemas: &'a dyn SchemaSource,
 }
 
@@ -72,7 +70,7 @@ struct TypeMeta {
     kind: Option<String>,
 }
 
-/// Decodes a body; notes of strict decoding go where the context says.
+/// Decodes a body; warnings of strict decoding go to the context's sink.
 pub fn decode(
     body: &[u8],
     format: BodyFormat,
@@ -85,7 +83,7 @@ pub fn decode(
     if json.trim_ascii() == b"null" {
         return Ok(wanted.codec.empty());
     }
-    // serde would take an array for a struct.
+    // serde would accept an array for a struct.
     let is_object = json.trim_ascii_start().first() == Some(&b'{');
     let types: Option<TypeMeta> = serde_json::from_slice(&json).ok().filter(|_| is_object);
     let types = types.ok_or_else(|| unrecognized(&type_meta_error(reader, &json)))?;
@@ -123,7 +121,7 @@ pub fn decode(
     Ok(object)
 }
 
-/// The body as JSON, and the keys that are there twice.
+/// The body as JSON, and its duplicate keys.
 fn as_json<'a>(
     body: &'a [u8],
     format: BodyFormat,
@@ -166,7 +164,7 @@ fn misfit(reader: Reader, json: &[u8], wanted: &Wanted<'_>, error: &DecodeError)
     })
 }
 
-/// Why the JSON that a patch made is no object of the kind of `api_version`.
+/// Why the JSON after a patch is not an object of the kind of `api_version`.
 pub(crate) fn patched_misfit(
     reader: Reader,
     json: &[u8],
@@ -180,12 +178,12 @@ pub(crate) fn patched_misfit(
     explained.unwrap_or_else(|| plain(error))
 }
 
-/// The decoder's own words.
+/// The decoder's own message.
 fn plain(error: &DecodeError) -> String {
     base64_error(&error.to_string()).unwrap_or_else(|| error.to_string())
 }
 
-/// What is wrong with base64, in the words of Go's reader.
+/// The error of invalid base64, in the words of Go's decoder.
 fn base64_error(why: &str) -> Option<String> {
     let (_, rest) = why.split_once("Invalid symbol ").or(why.split_once("Invalid last symbol "))?;
     let (_, at) = rest.split_once(", offset ")?;
@@ -207,7 +205,7 @@ fn from_protobuf(
     })
 }
 
-/// A CBOR body as JSON. What is no CBOR is of no kind that could be told.
+/// A CBOR body as JSON. The kind of invalid CBOR is unknown.
 fn from_cbor(body: &[u8], wanted: &Wanted<'_>) -> Result<Vec<u8>, StatusError> {
     cbor::to_json(body).map_err(|error| match error {
         cbor::Error::Malformed(why) => {
@@ -221,7 +219,7 @@ fn from_cbor(body: &[u8], wanted: &Wanted<'_>) -> Result<Vec<u8>, StatusError> {
     })
 }
 
-/// Is it the wanted kind in the wanted version?
+/// Checks the kind and version.
 fn check_type(
     types: &TypeMeta,
     wanted: &Wanted<'_>,
@@ -239,7 +237,7 @@ fn check_type(
         return Err(unrecognized(wanted.kind, &why, body));
     }
     let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
-    // Upstream decodes into the kind that the body names first.
+    // Upstream first decodes into the kind that the body names.
     let definition = wanted.schemas.definition_name(group, version, kind);
     if is_registered(wanted.table, group, version, kind)
         && let Some(why) = definition.and_then(|name| explain(reader, json, &name, wanted.schemas))
@@ -255,7 +253,7 @@ fn check_type(
     })
 }
 
-/// Why an object of one kind is none of another (group and kind). `None`: it is, in some version.
+/// Why an object of one kind is not of another (group and kind). `None` if it is, in some version.
 pub fn type_misfit(
     table: &ResourceTable,
     api_version: &str,
@@ -280,7 +278,7 @@ pub fn type_misfit(
     Some(format!("converting ({version}.{kind}) to ({package}.{wanted_kind}): unknown conversion"))
 }
 
-/// Where upstream makes the scheme that a group is in: clients are told.
+/// The name of upstream's scheme of a group, which errors show.
 fn scheme(group: &str) -> &'static str {
     match group {
         "apiextensions.k8s.io" => "pkg/apiserver/apiserver.go:55",
@@ -335,7 +333,7 @@ fn summary(body: &[u8]) -> String {
     if body.len() > LENGTH { format!("{shown} ...") } else { shown }
 }
 
-/// Why no kind and version can be read from JSON that is none of an object's.
+/// Why kind and version cannot be read from JSON that is not an object's.
 fn type_meta_error(reader: Reader, json: &[u8]) -> String {
     if reader == Reader::Cbor {
         return cbor_type_meta_error(json);
@@ -359,7 +357,7 @@ fn type_meta_error(reader: Reader, json: &[u8]) -> String {
     format!("couldn't get version/kind; json parse error: json: cannot unmarshal {what}")
 }
 
-/// The same of what came as CBOR.
+/// The same for CBOR.
 fn cbor_type_meta_error(json: &[u8]) -> String {
     const STRUCT: &str = "v1.TypeMeta";
     let value: Value = serde_json::from_slice(json).unwrap_or_default();
@@ -390,11 +388,11 @@ fn go_type(value: &Value) -> &'static str {
     }
 }
 
-/// Enough for the deepest document that the parser takes, in a build without optimisation.
+/// Enough for the deepest document that the parser accepts, in an unoptimised build.
 const YAML_STACK: usize = 16 << 20;
 
-/// YAML 1.1, as clients write it: octal file modes, `yes` and `no`. The note tells of a duplicate
-/// key; the last one wins.
+/// YAML 1.1, as clients write it: octal file modes, `yes` and `no`. The note names a duplicate key; the last
+/// one wins.
 pub fn yaml(body: &[u8]) -> Result<(Value, Option<String>), String> {
     use serde_saphyr::DuplicateKeyPolicy;
     let read = |policy: DuplicateKeyPolicy| -> Result<Value, serde_saphyr::Error> {
@@ -402,13 +400,13 @@ pub fn yaml(body: &[u8]) -> Result<(Value, Option<String>), String> {
             duplicate_keys: policy,
             legacy_octal_numbers: true,
             with_snippet: false,
-            // What may be sent as JSON, may be as YAML.
+            // The same depth as for JSON.
             budget: serde_saphyr::budget! { max_depth: 127 },
         };
-        // Of several documents the first counts.
+        // Only the first document counts.
         let parse = || serde_saphyr::from_slice_multiple_with_options::<Value>(body, options);
-        // It goes down a level with each level of the document, by large steps: what it allows would
-        // not fit on a worker's stack.
+        // The parser recurses with large stack frames: the deepest allowed document would overflow a
+        // worker's stack.
         let all: Vec<Value> = stacker::maybe_grow(YAML_STACK, YAML_STACK, parse)?;
         Ok(all.into_iter().next().unwrap_or_default())
     };
@@ -426,7 +424,7 @@ pub fn yaml(body: &[u8]) -> Result<(Value, Option<String>), String> {
     }
 }
 
-/// A scanner's error in Go's words: the line first, unless it is the first one; no context.
+/// A scanner's error in Go's words: the line comes first, unless it is line 1; no context.
 fn go_yaml_error(error: &str, body: &[u8]) -> String {
     let (what, place) = error.rsplit_once(" at line ").unwrap_or((error, ""));
     let digits = place.find(|c: char| !c.is_ascii_digit()).unwrap_or(place.len());
@@ -436,7 +434,7 @@ fn go_yaml_error(error: &str, body: &[u8]) -> String {
         _ => what,
     };
     let what = if what.starts_with("found a tab") {
-        // Go tells where the tab is, not where the text before it begins.
+        // Go names the line of the tab, not the beginning of the text before it.
         let is_tabbed =
             |text: &[u8]| text.trim_ascii_start().len() < text.len() && text.contains(&b'\t');
         let at = body.split(|byte| *byte == b'\n').position(is_tabbed);
@@ -448,7 +446,7 @@ fn go_yaml_error(error: &str, body: &[u8]) -> String {
     if line > 1 { format!("line {line}: {what}") } else { what.to_owned() }
 }
 
-/// `line 8: key "dup" already set in map`: where the first key is that its map has already.
+/// `line 8: key "dup" already set in map`: the position of the first duplicate key.
 fn duplicate_note(body: &[u8], note: &str) -> String {
     let number = |word: &str| {
         let digits = note.split(word).nth(1)?.trim_start();
@@ -473,7 +471,7 @@ fn duplicate_note(body: &[u8], note: &str) -> String {
     format!("line {line}: key {key:?} already set in map")
 }
 
-/// Is it JSON already? (JSON is YAML, but has a quicker reader.)
+/// Whether it is JSON already. (JSON is valid YAML, but has a faster parser.)
 pub fn is_json(body: &[u8]) -> bool {
     body.trim_ascii_start().first() == Some(&b'{') && gojson::check(body).is_ok()
 }
@@ -570,7 +568,7 @@ mod tests {
     }
 
     #[test]
-    fn yaml_errors_are_gos() {
+    fn yaml_errors_have_gos_words() {
         for (body, expected) in [
             ("a: b: c", "mapping values are not allowed in this context"),
             ("a:\n  b: c: d", "line 2: mapping values are not allowed in this context"),
@@ -584,7 +582,7 @@ mod tests {
     }
 
     #[test]
-    fn absent_kinds_are_the_wanted_one() {
+    fn a_missing_kind_means_the_wanted_one() {
         for body in [r#"{"metadata":{"name":"t"}}"#, "null"] {
             assert!(attempt(body, BodyFormat::Json, FieldValidation::Strict).is_ok(), "{body}");
         }

@@ -1,9 +1,9 @@
-//! Why JSON does not fit a kind, in Go's words: `json: cannot unmarshal string into Go struct field
-//! ReplicaSetSpec.spec.replicas of type int32`. What a strategic merge patch makes is a tree to Go and
-//! no text, and told in other words: `cannot convert string to int32`. The reader of CBOR has a third way.
+//! Why JSON does not match a kind, in Go's words: `json: cannot unmarshal string into Go struct field
+//! ReplicaSetSpec.spec.replicas of type int32`. The result of a strategic merge patch is a tree in Go, with
+//! other messages: `cannot convert string to int32`. The CBOR decoder has a third form.
 //!
-//! Runs only after decoding failed: it walks the text along the kind's schema to the first value of
-//! a wrong type. Without a schema there is nothing to say, and the decoder's own words are shown.
+//! Runs only after decoding failed: it walks the text along the kind's schema to the first value of a
+//! wrong type. Without a schema the decoder's own message is used.
 
 use std::fmt;
 
@@ -18,7 +18,7 @@ const QUANTITY: &str = "io.k8s.apimachinery.pkg.api.resource.Quantity";
 const TIME: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.Time";
 const MICRO_TIME: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.MicroTime";
 
-/// Who reads: a decoder of JSON or of CBOR, or the converter of trees.
+/// The component that reports: a decoder of JSON or CBOR, or the converter of trees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reader {
     Json,
@@ -26,7 +26,7 @@ pub enum Reader {
     Tree,
 }
 
-/// The first misfit, or nothing if none is found.
+/// The first mismatch, or `None` if there is none.
 pub fn explain(
     reader: Reader,
     json: &[u8],
@@ -42,16 +42,16 @@ pub fn explain(
 struct Walk<'a> {
     reader: Reader,
     schemas: &'a dyn SchemaSource,
-    /// The definition of the whole.
+    /// The definition of the whole object.
     root: &'a str,
-    /// Struct fields from the root; list indexes and map keys do not count.
+    /// Struct fields from the root, without list indexes and map keys.
     path: Vec<String>,
-    /// The struct that the last field is of.
+    /// The struct of the last field.
     owner: String,
 }
 
 impl Walk<'_> {
-    /// The fields of a struct.
+    /// Checks the fields of a struct.
     fn fields(&mut self, raw: &RawValue, schema: &Value) -> Option<String> {
         let properties = schema.get("properties")?;
         for (name, value) in members(raw)? {
@@ -124,7 +124,7 @@ impl Walk<'_> {
             Reader::Json => {}
             Reader::Tree => return unrestorable(text, wanted),
             Reader::Cbor => {
-                // The outermost field is the one that it names.
+                // The message names the outermost field.
                 return format!(
                     "cbor: cannot unmarshal {} into Go struct field {}.{} of type {wanted}",
                     cbor_kind(text),
@@ -145,8 +145,8 @@ impl Walk<'_> {
     }
 }
 
-/// What the converter says of a value that is not `wanted`. Numbers are texts' characters to Go, and
-/// the other way round not: only those of one sort say so.
+/// The converter's message for a value that is not `wanted`. Go can convert an integer to a string and a
+/// number to another type of number: only these combinations are `cannot convert`.
 fn unrestorable(text: &str, wanted: &str) -> String {
     let is_whole = text.parse::<i64>().is_ok();
     let found = match kind(text) {
@@ -169,7 +169,7 @@ fn unrestorable(text: &str, wanted: &str) -> String {
     }
 }
 
-/// The members of an object in their order.
+/// The members of an object, in order.
 fn members(raw: &RawValue) -> Option<Vec<(String, &RawValue)>> {
     struct Members;
     impl<'de> Visitor<'de> for Members {
@@ -194,7 +194,7 @@ fn reference(schema: &Value) -> Option<&str> {
     schema.get("$ref")?.as_str()?.strip_prefix("#/definitions/")
 }
 
-/// Does it fit into the integer that the schema means?
+/// Whether it fits into the integer type of the schema.
 fn is_integer(text: &str, schema: &Value) -> bool {
     match schema.get("format").and_then(Value::as_str) {
         Some("int32") => text.parse::<i32>().is_ok(),
@@ -212,7 +212,7 @@ fn kind(text: &str) -> &'static str {
     }
 }
 
-/// What a value of JSON was in CBOR, in the words of its reader. Texts come as byte strings from Go.
+/// The CBOR type of a JSON value, in the words of Go's CBOR decoder. Go's texts are byte strings.
 pub(crate) fn cbor_kind(text: &str) -> &'static str {
     match kind(text) {
         "object" => "map",
@@ -246,12 +246,12 @@ fn go_type(schema: &Value) -> String {
     }
 }
 
-/// `PodSpec` of `io.k8s.api.core.v1.PodSpec`.
+/// `PodSpec` for `io.k8s.api.core.v1.PodSpec`.
 fn short(definition: &str) -> &str {
     definition.rsplit('.').next().unwrap_or(definition)
 }
 
-/// `v1.PodSpec` of `io.k8s.api.core.v1.PodSpec`.
+/// `v1.PodSpec` for `io.k8s.api.core.v1.PodSpec`.
 fn versioned(definition: &str) -> String {
     let mut parts = definition.rsplitn(3, '.');
     let name = parts.next().unwrap_or_default();
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn misfits_are_named_as_go_names_them() {
+    fn mismatches_have_gos_messages() {
         for (json, expected) in [
             (
                 r#"{"spec":{"replicas":true}}"#,
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn trees_are_told_as_the_converter_does() {
+    fn trees_have_the_converters_messages() {
         for (json, expected) in [
             (r#"{"spec":{"replicas":"x"}}"#, Some("unrecognized type: int32")),
             (r#"{"spec":{"replicas":1.5}}"#, Some("cannot convert float64 to int32")),

@@ -1,5 +1,5 @@
-//! Watch frames: `{"type":…,"object":…}` lines, the object in the form that the client asked for;
-//! in protobuf, messages with their length in front; in CBOR, one map after the other.
+//! Watch frames: `{"type":…,"object":…}` lines with the object in the requested form; in protobuf,
+//! messages with a length prefix; in CBOR, a sequence of maps.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::stored::{Stored, WatchEvent};
 
 const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
 
-/// Makes the frames of one watch.
+/// Encodes the frames of one watch.
 pub struct Framer {
     row: Arc<Resource>,
     media: Media,
@@ -51,7 +51,7 @@ impl Framer {
         }
     }
 
-    /// Nobody watches in YAML.
+    /// Watches are never in YAML.
     fn is_json(&self) -> bool {
         matches!(self.media, Media::Json | Media::Yaml)
     }
@@ -59,7 +59,7 @@ impl Framer {
     fn error(&self, error: &StatusError) -> Vec<u8> {
         let json = error.to_json().to_string();
         let framed = self.wrap("ERROR", |out| out.extend_from_slice(json.as_bytes()));
-        // Without a message for errors there is no protobuf at all, and no such frame.
+        // A watch in protobuf requires a message for errors, so this is never empty.
         framed.unwrap_or_default()
     }
 
@@ -68,7 +68,7 @@ impl Framer {
             As::Itself => self.wrap(kind, |out| stored.write_to(out)),
             As::Table(version) => {
                 let table = table::one(version, stored, &self.options)?;
-                // Once the headers are sent, they are not sent again.
+                // The headers are sent only once.
                 self.options.no_headers = true;
                 self.wrap(kind, |out| out.extend_from_slice(&table))
             }

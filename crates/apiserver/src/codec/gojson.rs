@@ -1,27 +1,25 @@
-//! Go's view of JSON: whether a text is JSON, in the words of Go's `encoding/json`, and which fields
-//! an object has twice.
+//! Go's view of JSON: errors in the words of Go's `encoding/json`, and duplicate fields of objects.
 //!
-//! In: bytes. Out: the paths of duplicate fields, or the error that clients of upstream know. This
-//! scanner judges, it does not decode: decoding is serde's work. It keeps its own stack, so that a
-//! hostile nesting depth costs no thread stack.
+//! In: bytes. Out: the paths of duplicate fields, or the error that clients of upstream know. This scanner
+//! only checks; serde decodes. It has its own stack, so that hostile nesting uses no thread stack.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 
 /// Upstream: `encoding/json`'s maximum nesting depth.
 const MAX_DEPTH: usize = 10_000;
-/// More duplicates than this are not listed.
+/// Only this many duplicates are listed.
 const MAX_DUPLICATES: usize = 100;
 
-/// Checks the whole text. The duplicates are paths as `metadata.name`, in the order they appear.
+/// Checks the whole text. Returns the paths of duplicates, such as `metadata.name`, in order.
 pub fn check(bytes: &[u8]) -> Result<Vec<String>, String> {
     let mut scanner = Scanner::new(bytes);
     scanner.run()?;
     Ok(scanner.duplicates.into_iter().map(|(path, _)| path).collect())
 }
 
-/// What is noted about fields, in the order in which the text has them: those that it has twice (by
-/// their second place), and `unknown` ones. The second of a pair tells whether the field is unknown.
+/// Warnings about fields in the order of the text: duplicates (at their second place), and `unknown` ones.
+/// The second of a pair says whether the field is unknown.
 pub fn in_order(bytes: &[u8], unknown: Vec<String>) -> Vec<(String, bool)> {
     let mut scanner = Scanner::new(bytes);
     scanner.watched = unknown.iter().map(|path| (path.clone(), None)).collect();
@@ -36,8 +34,8 @@ pub fn in_order(bytes: &[u8], unknown: Vec<String>) -> Vec<(String, bool)> {
     all.into_iter().map(|(_, note)| note).collect()
 }
 
-/// The text with `0` for every number `-0`, which Go takes for an integer and serde does not;
-/// nothing where there is none. The text is JSON.
+/// The text with `0` instead of every number `-0`, which is an integer for Go but not for serde; `None` if
+/// there is none. The text must be valid JSON.
 pub fn without_negative_zeros(bytes: &[u8]) -> Option<Vec<u8>> {
     let ends = |byte: Option<&u8>| byte.is_none_or(|byte| b",]} \t\r\n".contains(byte));
     let (mut out, mut is_text, mut is_escaped, mut found) = (vec![], false, false, false);
@@ -57,7 +55,7 @@ pub fn without_negative_zeros(bytes: &[u8]) -> Option<Vec<u8>> {
     found.then_some(out)
 }
 
-/// Go reads each byte that is no UTF-8 as the replacement character.
+/// Like Go, replaces each byte of invalid UTF-8 with the replacement character.
 pub fn as_utf8(bytes: &[u8]) -> Cow<'_, [u8]> {
     if std::str::from_utf8(bytes).is_ok() {
         return Cow::Borrowed(bytes);
@@ -79,9 +77,9 @@ struct Scanner<'a> {
     bytes: &'a [u8],
     at: usize,
     stack: Vec<Frame>,
-    /// With the place of the second.
+    /// With the position of the second.
     duplicates: Vec<(String, usize)>,
-    /// Paths whose first place is wanted.
+    /// Paths whose first position is wanted.
     watched: HashMap<String, Option<usize>>,
 }
 
@@ -100,7 +98,7 @@ impl<'a> Scanner<'a> {
             if opened && self.enter()? {
                 continue;
             }
-            // A value ended: what follows decides whether another begins.
+            // A value ended: the next character decides whether another begins.
             if !self.leave()? {
                 break;
             }
@@ -135,7 +133,7 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// Behind an opening bracket: does a value follow (true), or is the container empty?
+    /// After an opening bracket: true if a value follows, false if the container is empty.
     fn enter(&mut self) -> Result<bool, String> {
         let next = self.peek();
         match (self.stack.last(), next) {
@@ -150,7 +148,7 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// Behind a value: closes what ends; true when another value follows.
+    /// After a value: closes the containers that end here; true if another value follows.
     fn leave(&mut self) -> Result<bool, String> {
         loop {
             let next = self.peek();
@@ -338,7 +336,7 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// The next byte that is no white space.
+    /// The next byte that is not white space.
     fn peek(&mut self) -> Option<u8> {
         while let Some(b' ' | b'\t' | b'\r' | b'\n') = self.bytes.get(self.at) {
             self.at += 1;
@@ -356,7 +354,7 @@ fn end_of_input() -> String {
     "unexpected end of JSON input".into()
 }
 
-/// As Go quotes a byte in these messages.
+/// A byte as Go quotes it in these messages.
 fn quoted(byte: u8) -> String {
     match byte {
         b'\'' => r"'\''".into(),
@@ -375,7 +373,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_read_as_go_writes_them() {
+    fn errors_have_gos_words() {
         for (text, expected) in [
             ("", "unexpected end of JSON input"),
             ("{'a':1}", r"invalid character '\'' looking for beginning of object key string"),
@@ -396,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_utf8_is_replaced() {
+    fn invalid_utf8_is_replaced() {
         assert_eq!(&*as_utf8(b"a\xffb\xe2\x82"), "a\u{fffd}b\u{fffd}\u{fffd}".as_bytes());
         assert!(matches!(as_utf8("ä".as_bytes()), Cow::Borrowed(_)));
     }

@@ -1,7 +1,7 @@
-//! Why a text is no time, in Go's words: `parsing time "x" as "2006-01-02T15:04:05Z07:00": cannot
+//! Errors for an invalid time, in Go's words: `parsing time "x" as "2006-01-02T15:04:05Z07:00": cannot
 //! parse "x" as "2006"`. Upstream: `time.Parse` with the layouts of `metav1.Time` and `MicroTime`.
 
-/// An element of a layout, and how a text goes on behind one that fits.
+/// An element of a layout, and the rest of a text after that element.
 type Element = (&'static str, fn(&str) -> Option<&str>);
 
 const SECONDS: &[Element] = &[
@@ -18,7 +18,7 @@ const SECONDS: &[Element] = &[
     ("05", |text| digits(text, 2)),
 ];
 const MICROS: Element = (".000000", |text| digits(text.strip_prefix('.')?, 6));
-/// Behind seconds there may be a fraction that the layout does not name.
+/// After the seconds there may be a fraction that is not in the layout.
 const FRACTION: Element = ("", |text| {
     let rest = text.strip_prefix(['.', ',']).filter(|rest| rest.starts_with(is_digit));
     Some(rest.map_or(text, |rest| rest.trim_start_matches(is_digit)))
@@ -31,7 +31,7 @@ const ZONE: Element = ("Z07:00", |text| {
     digits(digits(rest, 2)?.strip_prefix(':')?, 2)
 });
 
-/// Where numbers are, their least and greatest values, and their names.
+/// Positions of numbers, their minimum and maximum, and their names.
 const RANGES: &[(usize, u32, u32, &str)] = &[
     (5, 1, 12, "month"),
     (8, 1, 31, "day"),
@@ -40,7 +40,7 @@ const RANGES: &[(usize, u32, u32, &str)] = &[
     (17, 0, 59, "second"),
 ];
 
-/// Nothing for a time.
+/// `None` for a valid time.
 pub fn misfit(text: &str, has_micros: bool) -> Option<String> {
     let layout =
         if has_micros { "2006-01-02T15:04:05.000000Z07:00" } else { "2006-01-02T15:04:05Z07:00" };
@@ -65,7 +65,7 @@ pub fn misfit(text: &str, has_micros: bool) -> Option<String> {
     if !rest.is_empty() {
         return Some(format!("parsing time {text:?}: extra text: {rest:?}"));
     }
-    // The form is right: days that a month does not have are left.
+    // The form is right: only a day that the month does not have is left.
     (text.parse::<jiff::Timestamp>().is_err())
         .then(|| format!("parsing time {text:?}: day out of range"))
 }
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn misfits_are_told_as_go_tells_them() {
+    fn invalid_times_have_gos_errors() {
         let check = |text: &str, has_micros, expected: Option<&str>| {
             assert_eq!(misfit(text, has_micros).as_deref(), expected, "{text}");
         };

@@ -1,4 +1,4 @@
-//! A body as a gzip stream, compressed piece by piece as it is sent.
+//! A body as a gzip stream, compressed in pieces while it is sent.
 
 use std::io::Write;
 
@@ -11,7 +11,7 @@ use http_body_util::{BodyExt, BodyStream, StreamBody};
 
 use crate::resource::Body;
 
-/// Upstream uses the fastest level as well: the aim is to spare the network, not the last byte.
+/// The fastest level, as upstream: the aim is less traffic, not the smallest size.
 pub fn compress(body: Body) -> Body {
     let encoder = GzEncoder::new(Vec::new(), Compression::fast());
     let frames = BodyStream::new(body);
@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_is_compressed_unpacks_to_the_same() {
+    async fn compressed_bodies_decompress_to_the_same_bytes() {
         let text = "abc".repeat(100_000);
         let body = compress(crate::codec::full(text.clone()));
         let packed = body.collect().await.expect("no errors").to_bytes();

@@ -1,6 +1,6 @@
-//! JSON for people: indented by two spaces, keys in their order.
+//! JSON for people: indented by two spaces, keys in their original order.
 
-/// `json` must be valid; strings are copied as they are.
+/// `json` must be valid; strings are copied unchanged.
 pub fn indent(json: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(json.len() * 2);
     let mut depth = 0usize;

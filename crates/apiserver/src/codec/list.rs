@@ -1,4 +1,4 @@
-//! Lists: the items' bytes one after the other, sent piece by piece when there are many.
+//! Lists: the items' bytes in sequence, sent in pieces if there are many.
 
 use bytes::Bytes;
 use http::{Response, StatusCode};
@@ -13,10 +13,10 @@ use super::{Accept, As, Media, cbor, full, not_acceptable, partial, respond};
 use crate::resource::{Body, Resource};
 use crate::stored::{List, Stored};
 
-/// Lists up to about this size go out in one piece; of longer ones as much is in memory at a time.
+/// Lists up to about this size are sent in one piece; longer ones use this much memory at a time.
 const PIECE_BYTES: usize = 256 << 10;
 
-/// An answer whose length is not known, but is large: worth compressing.
+/// Marks a large answer of unknown length, which is worth compressing.
 #[derive(Clone, Copy)]
 pub struct Large;
 
@@ -55,7 +55,7 @@ pub fn list(
 
 fn metadata(list: &List) -> Value {
     let mut metadata = json!({});
-    // What is computed is of no revision.
+    // A computed list has no revision.
     if list.revision.0 > 0 {
         metadata["resourceVersion"] = list.revision.to_string().into();
     }
@@ -81,11 +81,11 @@ fn head(row: &Resource, metadata: &Value) -> Vec<u8> {
     out
 }
 
-/// The same beginning in CBOR, which tells how many items follow.
+/// The same head in CBOR, which contains the number of items.
 fn cbor_head(mut json: Vec<u8>, items: usize) -> Result<Vec<u8>, StatusError> {
     json.extend_from_slice(b"]}");
     let mut out = cbor::object(&json)?;
-    // The empty list, which is last.
+    // The empty list at the end.
     out.pop();
     cbor::array_head(&mut out, items);
     Ok(out)
@@ -112,7 +112,7 @@ fn items(
     if writer.is_closed {
         return Ok(super::json(accept, StatusCode::OK, writer.out.into()));
     }
-    // An error behind the head can only end the answer.
+    // After the head an error can only end the answer.
     let frame = |piece: Result<Bytes, StatusError>| Ok(Frame::data(piece?));
     let pieces = futures::stream::iter(writer.map(frame));
     let body = StreamBody::new(pieces).boxed_unsync();
@@ -125,14 +125,14 @@ fn items(
 struct Writer {
     out: Vec<u8>,
     items: std::vec::IntoIter<Stored>,
-    /// CBOR has neither commas nor ends: its head says how many items there are.
+    /// CBOR has neither commas nor an end: its head contains the number of items.
     is_cbor: bool,
     is_first: bool,
     is_closed: bool,
 }
 
 impl Writer {
-    /// Writes items until `limit` bytes are there, and the end when all are.
+    /// Writes items until `limit` bytes are there, and the end after the last.
     fn fill(&mut self, limit: usize) -> Result<(), StatusError> {
         while !self.is_closed && self.out.len() < limit {
             let Some(item) = self.items.next() else {

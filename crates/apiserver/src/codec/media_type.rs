@@ -1,12 +1,12 @@
-//! The media type that a Content-Type names, read as Go's `mime.ParseMediaType` reads it: names count in
-//! any case, parameters must be well-formed, though nobody here asks for one.
+//! The media type of a Content-Type, parsed as Go's `mime.ParseMediaType` does: names ignore case, and
+//! parameters must be well-formed, although they are ignored here.
 //!
 //! ```text
 //! Application/JSON; charset="utf-8"  →  application/json
-//! application/json; utf-8            →  nothing: a parameter has a value
+//! application/json; utf-8            →  nothing: a parameter needs a value
 //! ```
 
-/// In lower case; `None` for what is none.
+/// In lower case; `None` for an invalid media type.
 pub fn parse(text: &str) -> Option<String> {
     let (name, mut rest) = text.split_at(text.find(';').unwrap_or(text.len()));
     let name = name.trim().to_ascii_lowercase();
@@ -20,7 +20,7 @@ pub fn parse(text: &str) -> Option<String> {
             return Some(name);
         }
         let Some((key, left)) = parameter(rest) else {
-            // Upstream lets a last semicolon be.
+            // Upstream accepts a trailing semicolon.
             return (rest.trim() == ";").then_some(name);
         };
         if seen.contains(&key) {
@@ -31,7 +31,7 @@ pub fn parse(text: &str) -> Option<String> {
     }
 }
 
-/// One or two tokens, with a slash between.
+/// One or two tokens, separated by a slash.
 fn is_media_type(name: &str) -> bool {
     let is_token = |text: &str| !text.is_empty() && text.bytes().all(is_token_byte);
     match name.split_once('/') {
@@ -44,7 +44,7 @@ fn is_token_byte(byte: u8) -> bool {
     byte.is_ascii_graphic() && !b"()<>@,;:\\\"/[]?=".contains(&byte)
 }
 
-/// `; key=value` at the beginning: the key, and what is behind the value.
+/// `; key=value` at the beginning: the key, and the rest after the value.
 fn parameter(text: &str) -> Option<(String, &str)> {
     let text = text.strip_prefix(';')?.trim_start();
     let (key, text) = token(text)?;
@@ -61,7 +61,7 @@ fn token(text: &str) -> Option<(&str, &str)> {
     (end > 0).then(|| text.split_at(end))
 }
 
-/// What follows a quoted value, whose first quote is gone already.
+/// The rest after a quoted value, whose first quote was consumed.
 fn behind_quote(text: &str) -> Option<&str> {
     let mut is_escaped = false;
     for (at, byte) in text.bytes().enumerate() {

@@ -1,7 +1,7 @@
 //! Encodings: bytes of clients to objects and back.
 //!
-//! In: bodies, `Accept` headers, stored objects. Out: objects, responses, watch frames. JSON is the
-//! native form: a stored object is copied, not encoded; YAML, CBOR, indented JSON, Tables and
+//! In: bodies, `Accept` headers, stored objects. Out: objects, responses, watch frames. JSON is the native
+//! form: a stored object is copied, not encoded. YAML, CBOR, indented JSON, Tables and
 //! PartialObjectMetadata are made from it.
 
 pub mod at_rest;
@@ -53,12 +53,12 @@ pub fn text(status: StatusCode, text: impl Into<String>) -> Response<Body> {
     respond(status, "text/plain; charset=utf-8", full(text.into()))
 }
 
-/// Go's answer to a path that nobody handles.
+/// Go's answer to a path without a handler.
 pub fn page_not_found() -> Response<Body> {
     text(StatusCode::NOT_FOUND, "404 page not found\n")
 }
 
-/// JSON in the form that the client asked for: kinds without a protobuf message are refused.
+/// JSON in the requested form: kinds without a protobuf message are refused.
 pub fn json(accept: &Accept, status: StatusCode, json: Bytes) -> Response<Body> {
     let body = match (accept.media, accept.pretty) {
         (Media::Json, false) => full(json),
@@ -81,7 +81,7 @@ fn to_yaml(json: &[u8]) -> String {
     serde_saphyr::to_string(&tree).expect("every JSON tree is a YAML tree")
 }
 
-/// A stored object in the form that the client asked for.
+/// A stored object in the requested form.
 pub fn object(
     accept: &Accept,
     status: StatusCode,
@@ -105,7 +105,7 @@ fn not_acceptable(message: impl Into<String>) -> StatusError {
     StatusError::new(Reason::NotAcceptable, message).without_details()
 }
 
-/// An error as the client sees it: in its encoding, never as a Table.
+/// An error in the client's encoding, never as a Table.
 pub fn error(accept: &Accept, error: &StatusError) -> Response<Body> {
     let accept = &Accept { media: accept.of_errors, ..*accept };
     let status = StatusCode::from_u16(error.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);

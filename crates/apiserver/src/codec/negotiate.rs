@@ -1,7 +1,7 @@
-//! Which representation a client gets: what `Accept` asks for, as upstream understands it.
+//! Content negotiation: the representation that `Accept` requests, as upstream understands it.
 //!
-//! In: the `Accept` header, the query. Out: an [`Accept`], or the 406 that upstream answers. Clauses
-//! are tried by their `q`, then in the order given; the first that the server can serve wins.
+//! In: the `Accept` header, the query. Out: an [`Accept`], or upstream's 406. Clauses are tried by their
+//! `q`, then in order; the first that the server can serve wins.
 
 use http::HeaderMap;
 use http::header::{ACCEPT, USER_AGENT};
@@ -31,7 +31,7 @@ impl Media {
     }
 }
 
-/// The kind to show an object as.
+/// The kind in which an object is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum As {
     Itself,
@@ -46,7 +46,7 @@ pub struct Accept {
     pub media: Media,
     pub shown_as: As,
     pub pretty: bool,
-    /// Errors are shown as themselves always: in what is accepted for that, else in JSON.
+    /// The encoding of errors, which are never converted: the accepted one, else JSON.
     pub of_errors: Media,
 }
 
@@ -55,12 +55,12 @@ impl Accept {
         Self { media: Media::Json, shown_as: As::Itself, pretty: false, of_errors: Media::Json };
 }
 
-/// What a route can serve: lists can be watched, and go-restful tells so.
+/// What a route serves: lists can be watched, and go-restful's messages depend on that.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Offer {
     Object,
     List,
-    /// The answer to a question, or to an action: there is no Table of those.
+    /// The answer to a review or an action, which has no Table form.
     Answer,
 }
 
@@ -77,7 +77,7 @@ impl Clause<'_> {
     }
 }
 
-/// The clauses by descending `q`, equal ones in the order given. None at all means `*/*`.
+/// The clauses by descending `q`, equal ones in order. No header means `*/*`.
 pub fn clauses(headers: &HeaderMap) -> Vec<Clause<'_>> {
     let texts = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
     let mut clauses: Vec<Clause<'_>> =
@@ -104,7 +104,7 @@ fn parse_clause(text: &str) -> Option<Clause<'_>> {
     Some(clause)
 }
 
-/// What speaks protobuf: nothing, everything, or just the metadata of objects without messages.
+/// What can be encoded in protobuf: nothing, everything, or only the metadata of kinds without messages.
 #[derive(Clone, Copy)]
 pub enum Messages {
     None,
@@ -112,11 +112,11 @@ pub enum Messages {
     Metadata(Protobuf),
 }
 
-/// The encodings of a route besides JSON and YAML.
+/// The encodings of a route in addition to JSON and YAML.
 #[derive(Clone, Copy)]
 pub struct Speaks {
     pub protobuf: Messages,
-    /// Resources, and what tells of those of a version: all do or none does.
+    /// For resources, and for discovery of a version.
     pub cbor: bool,
 }
 
@@ -133,7 +133,7 @@ impl Speaks {
         }
     }
 
-    /// Tables have no messages at all (nor do they come in CBOR).
+    /// Tables have no messages (and no CBOR form).
     fn messages(self, shown_as: As) -> Option<Media> {
         match (self.protobuf, shown_as) {
             (Messages::None, _) | (_, As::Table(_)) | (Messages::Metadata(_), As::Itself) => None,
@@ -143,7 +143,7 @@ impl Speaks {
         }
     }
 
-    /// Does the router know the type? It knows those of watches, too, which nobody can ask for.
+    /// Whether the router accepts the type. It also accepts the watch types, which no client can request.
     fn is_routed(self, name: &str, offer: Offer) -> bool {
         name == protobuf::MEDIA_TYPE
             || (name == cbor::SEQUENCE && self.cbor && offer == Offer::List)
@@ -197,7 +197,7 @@ fn not_routed(offer: Offer, speaks: Speaks) -> StatusError {
     StatusError::new(Reason::NotAcceptable, message)
 }
 
-/// `None`: the clause asks for a kind that no object can be shown as.
+/// `None`: the clause requests a kind in which no object can be shown.
 fn shown_as(clause: &Clause<'_>) -> Option<As> {
     let Some(kind) = clause.param("as") else { return Some(As::Itself) };
     if clause.param("g") != Some("meta.k8s.io") {
@@ -216,7 +216,7 @@ fn shown_as(clause: &Clause<'_>) -> Option<As> {
     }
 }
 
-/// The query says so, or a person asks: curl, wget and browsers.
+/// If the query says so, or the client is curl, wget or a browser.
 pub fn wants_pretty(headers: &HeaderMap, query: &Query) -> bool {
     if let Some(text) = query.first("pretty").filter(|text| !text.is_empty()) {
         return crate::query::parse_bool(text).unwrap_or(false);
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn cbor_is_one_more() {
+    fn cbor_is_an_additional_type() {
         const SPEAKS: Speaks = Speaks { cbor: true, ..Speaks::TEXT };
         let negotiated = |accept: &str, offer| {
             let mut headers = HeaderMap::new();

@@ -1,4 +1,4 @@
-//! PartialObjectMetadata: any object reduced to its metadata, cut out of its bytes.
+//! PartialObjectMetadata: an object reduced to its metadata, which is copied from its bytes.
 
 use serde::Deserialize;
 use serde_json::value::RawValue;

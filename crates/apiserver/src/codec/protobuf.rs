@@ -1,8 +1,7 @@
-//! Protobuf, as typed Go clients speak it: bodies to the JSON that everything behind reads, and the
-//! server's JSON to messages.
+//! Protobuf of typed Go clients: converts bodies to JSON, and the server's JSON to messages.
 //!
-//! In: a way to the descriptors of the built-in kinds; no kind is known here. Custom kinds have no
-//! messages: their clients get JSON, save for the metadata alone.
+//! In: a function for the descriptors of the built-in kinds; this module knows no kind. Custom kinds have
+//! no messages: their clients get JSON, except for metadata alone.
 
 use machinery::StatusError;
 use machinery::protobuf::{Descriptors, Envelope, Error, ListWriter, watch_frame};
@@ -15,7 +14,7 @@ use crate::stored::List;
 
 pub const MEDIA_TYPE: &str = "application/vnd.kubernetes.protobuf";
 
-/// Gets at the descriptors, which are made when they are first asked for.
+/// Returns the descriptors, which are made at the first call.
 #[derive(Clone, Copy)]
 pub struct Protobuf(pub fn() -> &'static Descriptors);
 
@@ -35,8 +34,8 @@ impl std::fmt::Debug for Protobuf {
 }
 
 impl Protobuf {
-    /// The object in an opened envelope as JSON, read as the wanted kind. Of another kind only its
-    /// name is told.
+    /// The object in a decoded envelope as JSON, decoded as the wanted kind. Of another kind it returns
+    /// only the name.
     pub fn body(
         self,
         envelope: &Envelope<'_>,
@@ -59,12 +58,12 @@ impl Protobuf {
         Ok(Value::Object(tree).to_string().into_bytes())
     }
 
-    /// A body of options, whatever group they are written under.
+    /// A body with options, in any group.
     pub fn options(self, body: &[u8]) -> Result<Vec<u8>, StatusError> {
         (self.0)().to_json(body).map_err(|error| StatusError::bad_request(error.to_string()))
     }
 
-    /// An object, or an error, in its envelope.
+    /// An object or an error, in its envelope.
     pub fn object(self, json: &[u8]) -> Result<Vec<u8>, StatusError> {
         let tree = tree(json);
         (self.0)().seal(&tree).map_err(|error| cannot_encode(&tree, &error))

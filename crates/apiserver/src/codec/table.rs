@@ -1,6 +1,6 @@
 //! Tables: objects as rows of printed cells, for `kubectl get`.
 //!
-//! In: stored objects, whose strategy knows columns and cells. Out: a `meta.k8s.io` Table as JSON.
+//! In: stored objects, whose strategy defines columns and cells. Out: a `meta.k8s.io` Table as JSON.
 
 use machinery::StatusError;
 use serde_json::{Value, json};
@@ -10,7 +10,7 @@ use crate::query::Query;
 use crate::resource::Resource;
 use crate::stored::Stored;
 
-/// What a row carries besides its cells.
+/// The content of a row in addition to its cells.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Include {
     Nothing,

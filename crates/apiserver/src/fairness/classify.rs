@@ -1,9 +1,9 @@
-//! Which flow schema a request falls under: the first, by precedence and name, of which a rule
-//! matches both who asks and what for. Upstream: `rule.go`.
+//! Selects the FlowSchema of a request: the first, by precedence and name, with a rule that matches both
+//! the user and the request. Upstream: `rule.go`.
 
 use crate::request::{RequestInfo, UserInfo};
 
-/// What a FlowSchema says.
+/// A FlowSchema.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FlowSchema {
     pub name: String,
@@ -15,10 +15,10 @@ pub struct FlowSchema {
     pub rules: Vec<Rule>,
 }
 
-/// What tells a schema's flows apart.
+/// The flow distinguisher of a FlowSchema.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Distinguisher {
-    /// All of it is one flow.
+    /// All requests are one flow.
     #[default]
     None,
     ByUser,
@@ -62,7 +62,7 @@ impl FlowSchema {
         self.rules.iter().any(|rule| rule.matches(info, user))
     }
 
-    /// What names the request's flow within the schema.
+    /// The name of the request's flow within the schema.
     pub fn flow(&self, info: &RequestInfo, user: &UserInfo) -> String {
         match self.distinguisher {
             Distinguisher::None => String::new(),
@@ -128,7 +128,7 @@ impl PathRule {
     }
 }
 
-/// A path, or what is below it, with or without a star at its end.
+/// Whether a rule covers a path: the same path or one below it. A star at the rule's end changes nothing.
 fn covers(rule: &str, path: &str) -> bool {
     if rule == ANY || rule == path {
         return true;
@@ -209,7 +209,7 @@ mod tests {
         check(parts, false, ["get", "", "pods", "", "b"], false);
         check(parts, false, ["get", "", "nodes", "log", "b"], false);
         check(parts, false, ["get", "", "pods", "log", "c"], false);
-        // A star among others is no star.
+        // A star inside a longer text has no special meaning.
         check(["*", "*", "* x", "*"], true, ["get", "", "pods", "", ""], false);
     }
 

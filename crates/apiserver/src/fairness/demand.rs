@@ -1,14 +1,13 @@
-//! How many seats a level could have used lately: the input of lending and borrowing.
+//! How many seats a level could have used recently: the input of lending and borrowing.
 //!
-//! In: the demand at each change. Out, per period: its maximum, average and deviation, and the
-//! smoothed figure that falls by half in five minutes. Upstream: `fairqueuing.Integrator` and
-//! `seatDemandStats`.
+//! In: the demand at each change. Out, per period: its maximum, average and deviation, and the smoothed
+//! value, which halves in five minutes. Upstream: `fairqueuing.Integrator` and `seatDemandStats`.
 
 use tokio::time::Instant;
 
 use super::ADJUSTMENT_PERIOD;
 
-/// What is left of the old figure after one period.
+/// The weight of the old value after one period.
 const SMOOTHING: f64 = 0.977;
 
 pub struct Demand {
@@ -22,7 +21,7 @@ pub struct Demand {
     pub stats: Stats,
 }
 
-/// Of the last period.
+/// Statistics of the last period.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Stats {
     pub high: u32,
@@ -50,7 +49,7 @@ impl Demand {
         self.squares += passed * self.now * self.now;
     }
 
-    /// Ends a period. Periods that nobody asked about count as one long one.
+    /// Ends a period. Several periods without a call count as one long one.
     pub fn end_period(&mut self, now: Instant) -> Stats {
         self.integrate(now);
         let length = now.saturating_duration_since(self.since).as_secs_f64();

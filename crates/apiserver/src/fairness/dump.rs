@@ -1,4 +1,4 @@
-//! `/debug/api_priority_and_fairness/…`: what goes on, as tables of text.
+//! `/debug/api_priority_and_fairness/…`: the current state, as text tables.
 
 use std::fmt::Write;
 
@@ -64,7 +64,7 @@ impl Fairness {
             "TotalWorkSum",
         ])];
         for (name, level) in &self.0.plan.load().levels {
-            // Queues that are empty are not there, but are shown.
+            // Empty queues do not exist in memory, but are shown.
             let queues = level.live.queues();
             let count = match level.spec.handling {
                 super::Handling::Queue { queues, .. } => queues,
@@ -104,7 +104,7 @@ impl Fairness {
         table(&rows)
     }
 
-    /// Those who wait. Deviation: those who run are not listed, for nothing is kept of them.
+    /// Waiting requests. Deviation: executing requests are not listed, because no data is kept about them.
     fn dump_requests(&self) -> String {
         let mut rows = vec![texts([
             "PriorityLevelName",
@@ -148,7 +148,7 @@ fn seat_seconds(time: i128) -> String {
     format!("{}.{:08}ss", time.div_euclid(SECOND), time.rem_euclid(SECOND) / 10)
 }
 
-/// Cells end with a comma and are padded to the width of their column. Upstream: `tabwriter`.
+/// Cells end with a comma and are padded to the column's width. Upstream: `tabwriter`.
 fn table(rows: &[Vec<String>]) -> String {
     const NARROWEST: usize = 8;
     let columns = rows.first().map_or(0, Vec::len);

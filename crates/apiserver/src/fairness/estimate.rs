@@ -1,6 +1,6 @@
-//! How wide a request is: lists by what they read, writes by who watches.
+//! Estimates the seats of a request: lists by the objects that they read, writes by their watchers.
 //!
-//! In: a request and what the server knows of the resource. Out: [`Work`].
+//! In: a request, and the server's statistics of the resource. Out: [`Work`].
 //! Upstream: `list_work_estimator.go`, `mutating_work_estimator.go`, `watch_tracker.go`.
 
 use std::collections::HashMap;
@@ -12,23 +12,23 @@ use crate::query::Query;
 use crate::request::RequestInfo;
 
 const BYTES_PER_SEAT: u64 = 100_000;
-/// What a list from the watch cache, which is streamed, holds at one time.
+/// Bytes in memory of a streamed list from the watch cache.
 const MOST_STREAMED: u64 = 1_000_000;
 const MOST_LIST_SEATS: u32 = 100;
 const MOST_WRITE_SEATS: u32 = 10;
 const WATCHES_PER_SEAT: u32 = 10;
-/// What an event costs per seat.
+/// Time of an event per seat.
 const EVENT: Duration = Duration::from_millis(5);
 
-/// What is stored of a resource.
+/// Statistics of the stored objects of a resource.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stored {
     pub objects: u64,
     pub bytes: u64,
 }
 
-/// `most` is what the level allows; 0 for no limit of its own. `stored` is asked for lists only,
-/// `watchers` for writes only.
+/// `most` is the maximum of the level; 0 for no maximum. `stored` is called for lists only, `watchers` for
+/// writes only.
 pub fn work(
     info: &RequestInfo,
     query: &Query,
@@ -66,7 +66,7 @@ fn list_seats(
     if info.verb == "watch" && given("sendInitialEvents") != Some("true") && !from_start {
         return 1;
     }
-    // Of resources that nobody has read, and of other servers, nothing is known.
+    // Resources that no client has read, and those of other servers, have no statistics.
     let Some(stored) = stored().filter(|stored| stored.objects > 0) else { return 1 };
     let limit = given("limit").and_then(|limit| limit.parse().ok()).filter(|limit| *limit > 0);
     let is_exact = match given("resourceVersionMatch") {
@@ -95,16 +95,16 @@ fn write_work(watchers: u32, most: u32) -> Work {
     Work { initial: 1, lasting, lingers: EVENT * wanted / lasting }
 }
 
-/// What watches are alike: group, resource, namespace, name.
+/// The key of equal watches: group, resource, namespace, name.
 type Watched = (String, String, String, String);
 
-/// Counts the watches that are open.
+/// Counts the open watches.
 #[derive(Clone, Default)]
 pub struct Watches(Arc<Mutex<HashMap<Watched, u32>>>);
 
 impl Watches {
-    /// Counts a watch until the guard is dropped. Those of the pods of one node are not counted: of
-    /// all of them, an event concerns one.
+    /// Counts a watch until the guard is dropped. Watches of one node's pods are not counted: an event
+    /// concerns only one of them.
     pub fn enter(&self, info: &RequestInfo) -> Option<WatchGuard> {
         let is_indexed = info.resource == "pods" && info.field_selector.contains("spec.nodeName=");
         let is_counted = info.verb == "watch" && info.is_resource && !is_indexed;
@@ -116,7 +116,7 @@ impl Watches {
         Some(WatchGuard { watches: self.clone(), watched })
     }
 
-    /// How many may be concerned by a write.
+    /// How many watches a write may concern.
     pub fn interested(&self, info: &RequestInfo) -> u32 {
         let counts = self.0.lock().expect("no panic under the lock");
         if counts.is_empty() {
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_are_as_wide_as_what_they_read() {
+    fn lists_are_estimated_by_the_objects_they_read() {
         let check = |verb: &str, query: &str, most, expected: u32| {
             let uri = format!("/x?{query}").parse().expect("a path");
             // 2000 objects of 5000 bytes.
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn writes_are_as_wide_as_their_audience() {
+    fn writes_are_estimated_by_their_watchers() {
         let check = |watchers, most, expected: (u32, u32, u64)| {
             let uri = "/x".parse().expect("a path");
             let work = work(&info("update", "x"), &Query::of(&uri), most, || None, || watchers);

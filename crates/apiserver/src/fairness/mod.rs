@@ -1,18 +1,17 @@
-//! API Priority and Fairness: nobody's requests crowd out everybody else's.
+//! API Priority and Fairness: no client's requests crowd out those of others.
 //!
-//! In: the flow schemas and priority levels that whoever reads those objects hands over
-//! ([`Fairness::configure`]), and requests. Out: a [`Place`] per request that may run, headers that
-//! tell its schema and level, refusals with the time to come again.
+//! In: FlowSchemas and PriorityLevelConfigurations, which another crate reads ([`Fairness::configure`]), and
+//! requests. Out: a [`Place`] per request that may run, headers with its schema and level, refusals with
+//! a Retry-After.
 //!
 //! ```text
 //!  request ► classify ► level ► queue? ► place ► … ► dropped: the next one's turn
 //!            schema     seats    shuffle sharding, fair queuing
 //! ```
 //!
-//! Invariants: a place that was granted is given back exactly once, by its drop; a waiting request
-//! that is dropped leaves its queue. Nothing runs while nobody waits: limits are adjusted by the
-//! requests that come after the end of a period, and a task looks after a level only while somebody
-//! waits there. Upstream: `pkg/util/flowcontrol`.
+//! Invariants: a place is returned exactly once, by its drop. A waiting request that is dropped leaves its
+//! queue. There is no background work while no request waits: the first request after a period adjusts the
+//! limits, and a task serves a level only while requests wait there. Upstream: `pkg/util/flowcontrol`.
 
 mod classify;
 mod demand;
@@ -44,15 +43,15 @@ use queues::{Arrival, Flow, Queues, Running, Ticket};
 use retry::RetryAfter;
 use shares::{Claim, Limits};
 
-/// How often limits follow the demand.
+/// How often limits are adjusted to the demand.
 const ADJUSTMENT_PERIOD: Duration = Duration::from_secs(10);
-/// The level and schema of administrators, and those of everything that no other schema matches.
+/// The level and schema of administrators, and those of requests that no other schema matches.
 pub const EXEMPT: &str = "exempt";
 pub const CATCH_ALL: &str = "catch-all";
-/// A request of default width never takes more than this part of its level.
+/// A request of default width never takes more than this fraction of its level.
 const WIDEST_PART: f64 = 0.15;
 
-/// What a PriorityLevelConfiguration says.
+/// A PriorityLevelConfiguration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PriorityLevel {
     pub name: String,
@@ -63,24 +62,24 @@ pub struct PriorityLevel {
     pub borrowing_percent: Option<u32>,
 }
 
-/// All that the server goes by. Schemas of levels that are not there do not count.
+/// The whole configuration. Schemas with a missing level are ignored.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Config {
     pub schemas: Vec<FlowSchema>,
     pub levels: Vec<PriorityLevel>,
 }
 
-/// See the module. Clones are the same.
+/// See the module. Clones share the state.
 #[derive(Clone)]
 pub struct Fairness(Arc<Inner>);
 
 struct Inner {
-    /// How many requests of all limited levels run at one time, by default width.
+    /// Total seats of all limited levels.
     seats: u32,
     tasks: Tasks,
     plan: ArcSwap<Plan>,
-    /// What was configured last, and when limits were adjusted. Guards changes of the plan and of
-    /// limits; taken before the lock of any level's queues.
+    /// The last configuration, and the time of the last adjustment. Locked to change the plan and limits,
+    /// always before the lock of a level's queues.
     settings: Mutex<Settings>,
     watches: Watches,
     started: Instant,
@@ -92,10 +91,10 @@ struct Settings {
     fair_fraction: f64,
 }
 
-/// A configuration at work.
+/// An active configuration.
 #[derive(Default)]
 struct Plan {
-    /// In the order of matching.
+    /// In matching order.
     schemas: Vec<Schema>,
     levels: BTreeMap<String, Arc<Level>>,
 }
@@ -110,19 +109,19 @@ struct Schema {
 struct Level {
     spec: PriorityLevel,
     limits: Limits,
-    /// The widest that a request here is taken for; 0 for no such bound.
+    /// Maximum seats of a request in this level; 0 for no maximum.
     widest: u32,
     live: Arc<Live>,
 }
 
-/// What of a level outlives its configuration.
+/// The part of a level that survives a new configuration.
 struct Live {
-    /// Guards the decisions about requests, for a few instructions each; never held across an await.
+    /// Locked for short decisions; never held across an await.
     queues: Mutex<Queues>,
     retry: Mutex<RetryAfter>,
-    /// Gone from the configuration, but not empty yet.
+    /// Removed from the configuration, but not empty yet.
     is_leaving: AtomicBool,
-    /// Whether a task looks after those who wait, and what wakes it before its time.
+    /// Whether a task serves the waiting requests, and its wake-up signal.
     is_tended: AtomicBool,
     news: Notify,
 }
@@ -143,7 +142,7 @@ impl Live {
     }
 }
 
-/// The schema that a request falls under.
+/// The schema of a request.
 pub struct Class {
     plan: Arc<Plan>,
     schema: usize,
@@ -171,7 +170,7 @@ impl Class {
     }
 }
 
-/// No room; come again after so many seconds.
+/// No seat is free; retry after this many seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refused {
     pub retry_after: u64,
@@ -193,7 +192,7 @@ impl Fairness {
         this
     }
 
-    /// Goes by another configuration from now on. Requests under way stay where they are.
+    /// Changes the configuration. Requests in flight stay in their level.
     pub fn configure(&self, config: Config) {
         let now = Instant::now();
         let mut settings = self.0.settings();
@@ -218,7 +217,7 @@ impl Fairness {
         Class { plan, schema }
     }
 
-    /// Waits for a place, at most for `patience`.
+    /// Waits for a place, for at most `patience`.
     pub async fn enter(
         &self,
         class: &Class,
@@ -270,7 +269,7 @@ impl Fairness {
         }
     }
 
-    /// The second of this process's life.
+    /// Seconds since the process started.
     fn second(&self) -> u64 {
         self.0.started.elapsed().as_secs()
     }
@@ -288,7 +287,7 @@ impl Level {
     }
 }
 
-/// Only where there are several queues does it matter which flow a request is of.
+/// The flow of a request; it matters only if there are several queues.
 fn flow_of(schema: &Schema, info: &RequestInfo, user: &UserInfo) -> Flow {
     let Handling::Queue { queues: 2.., .. } = schema.level.spec.handling else {
         return Flow { schema: schema.spec.name.clone(), ..Flow::default() };
@@ -309,8 +308,7 @@ impl Inner {
         self.settings.lock().expect("no panic under the lock")
     }
 
-    /// The plan of a configuration. Levels keep what goes on in them; those that are gone stay while
-    /// somebody is there.
+    /// Makes the plan of a configuration. Levels keep their state; removed ones stay until they are empty.
     fn plan_of(&self, config: &Config, old: &Plan, now: Instant) -> Plan {
         let mut specs: BTreeMap<String, (PriorityLevel, bool)> = BTreeMap::new();
         for (name, level) in &old.levels {
@@ -380,7 +378,7 @@ impl Inner {
         }
     }
 
-    /// Ends a period: limits follow what was wanted in it.
+    /// Ends a period: adjusts the limits to its demand.
     fn adjust(&self, settings: &mut Settings, now: Instant) {
         settings.adjusted = now;
         let plan = self.plan.load();
@@ -398,7 +396,7 @@ impl Inner {
         }
     }
 
-    /// Has a task look after those who wait in a level, until nobody does.
+    /// Starts a task that serves the waiting requests of a level, until there are none.
     fn tend(self: &Arc<Self>, live: &Arc<Live>) {
         if live.is_tended.swap(true, Ordering::AcqRel) {
             live.news.notify_one();
@@ -411,7 +409,7 @@ impl Inner {
                 let wake = {
                     let queues = live.queues();
                     if queues.waiting() == 0 {
-                        // Under the lock: who waits next finds nobody, and calls again.
+                        // Under the lock: the next waiting request sees that no task runs, and starts one.
                         live.is_tended.store(false, Ordering::Release);
                         return;
                     }
@@ -445,7 +443,7 @@ impl Inner {
     }
 }
 
-/// A request in its queue. Dropped before it has its seats, it leaves.
+/// A waiting request. Dropping it before it has its seats removes it from the queue.
 struct Waiter<'a> {
     level: &'a Level,
     ticket: Option<Ticket>,
@@ -461,7 +459,7 @@ impl Waiter<'_> {
         }
         let ticket = self.ticket.take()?;
         let mut queues = self.level.live.queues();
-        // It may have been granted between the deadline and the lock.
+        // The seats may have been granted between the deadline and the lock.
         if let Ok(running) = self.granted.try_recv() {
             return Some(running);
         }
@@ -482,7 +480,7 @@ impl Drop for Waiter<'_> {
     }
 }
 
-/// Counts who waits, also those who go away.
+/// Counts waiting requests, also those whose client disconnects.
 struct Left<'a> {
     numbers: &'a Mutex<Numbers>,
     seats: u32,
@@ -494,7 +492,7 @@ impl Drop for Left<'_> {
     }
 }
 
-/// The right to run, given back by its drop.
+/// The right to run; its drop returns the seats.
 pub struct Place {
     inner: Arc<Inner>,
     level: Arc<Level>,
@@ -541,7 +539,7 @@ fn catch_all_level() -> PriorityLevel {
     }
 }
 
-/// What there is before, and whatever happens to, the objects.
+/// The built-in schema, which exists before the objects and whatever they contain.
 fn exempt_schema() -> FlowSchema {
     everything(EXEMPT, 1, &["system:masters"])
 }

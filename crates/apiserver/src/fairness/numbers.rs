@@ -1,4 +1,4 @@
-//! What is counted of a flow schema's requests, and the families of metrics that show it.
+//! Counters of a FlowSchema's requests, and the families of metrics that show them.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use super::{Fairness, Level};
 use crate::metrics::{Histogram, family};
 
 const SECONDS: &[f64] = &[0.0, 0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 15.0, 30.0];
-/// Why requests are refused.
+/// Reasons of refusals.
 const REASONS: [&str; 3] = ["concurrency-limit", "queue-full", "time-out"];
 
 pub struct Numbers {
@@ -17,7 +17,7 @@ pub struct Numbers {
     waiting_seats: i64,
     executing: i64,
     executing_seats: i64,
-    /// Of those that ran then, and of the others.
+    /// Wait times of executed requests, and of the others.
     waits: [Histogram; 2],
     executions: Histogram,
 }
@@ -66,7 +66,7 @@ impl Numbers {
     }
 }
 
-/// A gauge of levels: name, help, and its figure.
+/// A gauge of levels: name, help, and its value.
 type OfLevel = (&'static str, &'static str, fn(&Level) -> f64);
 
 const OF_LEVELS: &[OfLevel] = &[
@@ -110,7 +110,7 @@ const OF_LEVELS: &[OfLevel] = &[
     ),
 ];
 
-/// A figure of schemas: name, kind, help, and itself; nothing where it was never touched.
+/// A metric of schemas: name, type, help, and its value; `None` if it was never set.
 type OfSchema = (&'static str, &'static str, &'static str, fn(&Numbers) -> Option<i64>);
 
 const OF_SCHEMAS: &[OfSchema] = &[

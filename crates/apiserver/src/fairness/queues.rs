@@ -1,19 +1,19 @@
-//! The queues of one priority level: who runs now, who waits, who is sent away.
+//! The queues of one priority level: which requests run, wait, or are refused.
 //!
-//! In: arrivals with the work they are expected to make, ends, changes of the limits; each with its
-//! time. Out: decisions. Nothing here waits or reads a clock.
+//! In: arrivals with their estimated work, ends, changes of the limits; each with its time. Out: decisions.
+//! This module never waits or reads a clock.
 //!
-//! Requests of one flow meet in the few queues that shuffle sharding deals them, and queues take turns
-//! by the virtual time at which their oldest request would end if each had its fair share of seats.
+//! Shuffle sharding assigns requests of one flow to a few queues. The next request is the one that would
+//! end first in virtual time, that is, if each queue had its fair share of seats.
 //!
 //! ```text
 //!  arrive ─► least loaded queue of the hand ─► ▢▢▢ ─► least virtual finish ─► executing ─► finish
 //!      └► refused: all seats taken, queue full            (lingers on its final seats) ─┘
 //! ```
 //!
-//! Invariants: only queues that hold something exist; the seats in use are those of requests that run
-//! or linger. Upstream: `fairqueuing/queueset`, with one difference: the progress meter is wide
-//! enough never to be wound back.
+//! Invariants: only queues with requests exist; the seats in use are those of running or lingering
+//! requests. Upstream: `fairqueuing/queueset`, with one difference: the progress meter is wide enough never
+//! to be reset.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -23,13 +23,13 @@ use tokio::time::Instant;
 
 use super::demand::Demand;
 
-/// What a request is expected to take before it is known.
+/// The assumed duration of a request before it is known.
 const ESTIMATED_SERVICE: Duration = Duration::from_millis(3);
 
 /// Seats times nanoseconds.
 type SeatTime = i128;
 
-/// What a level does with requests above its limit.
+/// How a level handles requests above its limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Handling {
     /// There is no limit.
@@ -42,7 +42,7 @@ pub enum Handling {
     },
 }
 
-/// How many seats a request takes, and for how long its consequences linger.
+/// The seats of a request, and how long its final seats linger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Work {
     pub initial: u32,
@@ -68,7 +68,7 @@ fn seat_time(seats: u32, time: Duration) -> SeatTime {
     SeatTime::from(seats) * time.as_nanos() as SeatTime
 }
 
-/// Which flow a request belongs to: the schema, and what tells its flows apart.
+/// The flow of a request: the schema, and the distinguisher's value.
 #[derive(Clone, Debug, Default)]
 pub struct Flow {
     pub schema: String,
@@ -76,7 +76,7 @@ pub struct Flow {
     pub hash: u64,
 }
 
-/// A request that has its seats.
+/// A request with its seats.
 #[derive(Debug)]
 pub struct Running {
     queue: Option<u32>,
@@ -90,18 +90,18 @@ impl Running {
     }
 }
 
-/// The decision about an arrival.
+/// The decision about a new request.
 pub enum Arrival {
     Runs(Running),
     Waits {
         ticket: Ticket,
         granted: oneshot::Receiver<Running>,
     },
-    /// The reason, as upstream's metrics call it.
+    /// The reason, as in upstream's metrics.
     Refused(&'static str),
 }
 
-/// Where a waiting request stands.
+/// The position of a waiting request.
 #[derive(Clone, Copy, Debug)]
 pub struct Ticket {
     queue: u32,
@@ -123,10 +123,10 @@ struct Queue {
     waiting: VecDeque<Waiting>,
     executing: u32,
     seats: u32,
-    /// Of `waiting`, together.
+    /// The total work in `waiting`.
     waiting_work: SeatTime,
     waiting_seats: u32,
-    /// The reading of the progress meter at which its next request goes, in the virtual world.
+    /// The progress meter at the virtual start of its next request.
     next_r: SeatTime,
 }
 
@@ -135,7 +135,7 @@ impl Queue {
         !self.waiting.is_empty() || self.executing > 0
     }
 
-    /// No dispatch in the virtual world before the arrival in it.
+    /// A request cannot start in virtual time before its virtual arrival.
     fn bound(&mut self) {
         if let Some(oldest) = self.waiting.front() {
             self.next_r = self.next_r.max(oldest.arrival_r);
@@ -143,7 +143,7 @@ impl Queue {
     }
 }
 
-/// How often what was decided, since the start.
+/// How often each decision was made, since the start.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counts {
     pub dispatched: u64,
@@ -155,12 +155,12 @@ pub struct Counts {
 /// See the module.
 pub struct Queues {
     handling: Handling,
-    /// Of seats; lending and borrowing move it.
+    /// In seats; lending and borrowing change it.
     limit: u32,
     queues: BTreeMap<u32, Queue>,
     /// The queue that was served last.
     robin: u32,
-    /// Seat time per active queue since the start, and when it was read last.
+    /// Seat time per active queue since the start, and when it was last updated.
     progress: SeatTime,
     at: Instant,
     active: u32,
@@ -170,7 +170,7 @@ pub struct Queues {
     seats_waiting: u32,
     enqueued: u64,
     last_id: u64,
-    /// Seats that ended requests still take, by the time of their release.
+    /// Seats that ended requests still hold, with the time of their release.
     lingering: Vec<(Instant, Option<u32>, u32)>,
     pub demand: Demand,
     pub counts: Counts,
@@ -198,7 +198,7 @@ impl Queues {
         }
     }
 
-    /// Takes another configuration or limit; queues above a smaller number drain.
+    /// Changes the configuration or limit; surplus queues drain.
     pub fn configure(&mut self, handling: Handling, limit: u32, now: Instant) {
         self.sync(now);
         (self.handling, self.limit) = (handling, limit);
@@ -246,7 +246,7 @@ impl Queues {
             queue.next_r = self.progress;
         }
         if self.waiting == 0 && self.seats_in_use < self.limit && self.fits(work.widest()) {
-            // Nobody else could go first.
+            // No other request waits that could run first.
             let queue = self.queues.get_mut(&index).expect("just made");
             queue.next_r = queue.next_r.max(self.progress);
             return Arrival::Runs(self.run(Some(index), work, now));
@@ -259,7 +259,7 @@ impl Queues {
         }
     }
 
-    /// The request ended: its seats are free, or linger first.
+    /// The request ended: its seats are released, or linger first.
     pub fn finish(&mut self, running: Running, now: Instant) {
         self.sync(now);
         self.executing -= 1;
@@ -267,7 +267,7 @@ impl Queues {
         if let Some(queue) = queue.and_then(|index| self.queues.get_mut(&index)) {
             queue.executing -= 1;
             self.active -= u32::from(!queue.is_active());
-            // What it took less than expected is given back, what it took more is charged.
+            // Charges the actual work instead of the estimate.
             let took = now.saturating_duration_since(started);
             queue.next_r -= seat_time(work.initial, ESTIMATED_SERVICE);
             queue.next_r += seat_time(work.initial, took);
@@ -281,7 +281,7 @@ impl Queues {
         self.dispatch(now);
     }
 
-    /// Takes a waiting request out, unless it was granted its seats already.
+    /// Removes a waiting request, unless its seats were granted already.
     pub fn leave(&mut self, ticket: Ticket, is_timeout: bool, now: Instant) {
         self.sync(now);
         let Some(queue) = self.queues.get_mut(&ticket.queue) else { return };
@@ -295,13 +295,13 @@ impl Queues {
         self.dispatch(now);
     }
 
-    /// Releases what has lingered long enough.
+    /// Releases seats that have lingered long enough.
     pub fn tick(&mut self, now: Instant) {
         self.sync(now);
         self.dispatch(now);
     }
 
-    /// Brings the progress meter up to date, and releases seats whose time has come.
+    /// Updates the progress meter, and releases seats that are due.
     fn sync(&mut self, now: Instant) {
         let passed = now.saturating_duration_since(self.at).as_nanos() as SeatTime;
         self.at = self.at.max(now);
@@ -336,7 +336,7 @@ impl Queues {
         }
     }
 
-    /// The queue of the flow's hand in which the least work waits.
+    /// The queue with the least waiting work among those of the flow.
     fn choose(&mut self, hash: u64, queues: u32, hand_size: u32) -> u32 {
         let hand = deal(hash, queues, hand_size);
         let offset = (self.enqueued % hand.len() as u64) as usize;
@@ -369,7 +369,7 @@ impl Queues {
         (Ticket { queue: index, id }, granted)
     }
 
-    /// The bookkeeping for a request that waits no longer, whatever comes next.
+    /// The bookkeeping for a request that no longer waits.
     fn left_queue(&mut self, index: u32, work: &Work, now: Instant) {
         let queue = self.queues.get_mut(&index).expect("it waited there");
         queue.waiting_work -= work.total();
@@ -384,7 +384,7 @@ impl Queues {
     fn fits(&self, seats: u32) -> bool {
         match self.handling {
             Handling::Exempt => true,
-            // One that is wider than the level runs alone.
+            // A request that is wider than the level runs alone.
             _ if seats > self.limit => self.executing == 0,
             _ => self.seats_in_use + seats <= self.limit,
         }
@@ -392,7 +392,7 @@ impl Queues {
 
     fn run(&mut self, index: Option<u32>, mut work: Work, now: Instant) -> Running {
         if index.is_some() && work.lasting > self.limit && self.limit > 0 {
-            // Narrower than it would be, and longer by as much.
+            // Fewer seats, for a proportionally longer time.
             let nanos = work.lingers.as_nanos() * u128::from(work.lasting) / u128::from(self.limit);
             work.lasting = self.limit;
             work.lingers = Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX));
@@ -412,7 +412,7 @@ impl Queues {
         Running { queue: index, work, started: now }
     }
 
-    /// Lets as many run as there are seats for.
+    /// Starts requests as long as there are seats.
     fn dispatch(&mut self, now: Instant) {
         while self.waiting > 0 && self.seats_in_use < self.limit {
             let Some(index) = self.next_queue() else { return };
@@ -420,11 +420,11 @@ impl Queues {
             let next = queue.waiting.pop_front().expect("it has the next request");
             self.robin = index;
             if next.grant.is_closed() {
-                // Its client has gone a moment ago.
+                // Its client has just disconnected.
                 self.left_queue(index, &next.work, now);
                 continue;
             }
-            // It counts its queue as active again.
+            // The queue counts as active again.
             self.active -= u32::from(!queue.is_active());
             let running = self.run(Some(index), next.work, now);
             self.left_running(index, &next.work, now);
@@ -434,7 +434,7 @@ impl Queues {
         }
     }
 
-    /// As [`left_queue`](Self::left_queue), for one that runs: its queue is active already.
+    /// Like [`left_queue`](Self::left_queue), for a request that runs: its queue is active already.
     fn left_running(&mut self, index: u32, work: &Work, now: Instant) {
         let queue = self.queues.get_mut(&index).expect("it runs");
         queue.waiting_work -= work.total();
@@ -444,7 +444,7 @@ impl Queues {
         self.demand.set(f64::from(self.seats_in_use + self.seats_waiting), now);
     }
 
-    /// Its client went while it was granted its seats.
+    /// The client disconnected while the seats were granted.
     fn finish_unstarted(&mut self, running: Running, now: Instant) {
         self.executing -= 1;
         if let Some(queue) = running.queue.and_then(|index| self.queues.get_mut(&index)) {
@@ -454,8 +454,8 @@ impl Queues {
         self.release(running.queue, running.work.widest(), now);
     }
 
-    /// The queue whose oldest request would end first, looked for from behind the one served last;
-    /// nothing while that request has no room.
+    /// The queue whose oldest request would end first, starting after the last served one; `None` if there
+    /// are not enough seats for that request.
     fn next_queue(&self) -> Option<u32> {
         let behind = self.queues.range(self.robin.saturating_add(1)..);
         let round = behind.chain(self.queues.range(..=self.robin));
@@ -467,7 +467,7 @@ impl Queues {
         self.fits(seats).then_some(index)
     }
 
-    /// For the dumps: per queue its index, waiting and executing requests, seats, and virtual start.
+    /// For the dumps: each queue's index, waiting and executing requests, seats, and virtual start.
     pub fn dump(&self) -> impl Iterator<Item = QueueDump> {
         self.queues.iter().map(|(index, queue)| QueueDump {
             index: *index,
@@ -481,7 +481,7 @@ impl Queues {
         })
     }
 
-    /// Those who wait: queue, place in it, flow, arrival and work.
+    /// The waiting requests: queue, position, flow, arrival and work.
     pub fn waiters(&self) -> impl Iterator<Item = (u32, usize, &Flow, Instant, Work)> {
         self.queues.iter().flat_map(|(index, queue)| {
             let places = queue.waiting.iter().enumerate();
@@ -557,7 +557,7 @@ mod tests {
         }
     }
 
-    /// Nothing may be left when everybody has gone.
+    /// Nothing may be left after all requests have ended.
     fn assert_empty(queues: &Queues) {
         assert!(queues.is_idle() && queues.queues.is_empty());
         let left = (queues.seats_in_use, queues.seats_waiting, queues.active);
@@ -578,7 +578,7 @@ mod tests {
     }
 
     #[test]
-    fn exempt_levels_refuse_nobody_and_rejecting_ones_at_the_limit() {
+    fn exempt_levels_never_refuse_and_rejecting_levels_refuse_above_the_limit() {
         let (mut queues, now) = open(Handling::Exempt, 0);
         for _ in 0..100 {
             runs(queues.arrive(&flow("a", 0), Work::seats(1), now));
@@ -617,7 +617,7 @@ mod tests {
         let mut big: Vec<_> =
             (0..10).map(|_| waits(queues.arrive(&flow("big", 0), Work::seats(1), start))).collect();
         let (_, mut small) = waits(queues.arrive(&flow("small", 1), Work::seats(1), start));
-        // The elephant's first request took ten times the estimate, for which its queue pays.
+        // The large flow's first request took ten times the estimate, which is charged to its queue.
         queues.finish(first, start + Duration::from_millis(30));
         let small = small.try_recv().expect("before the ten that came earlier");
         assert!(big.iter_mut().all(|(_, granted)| granted.try_recv().is_err()));
@@ -641,7 +641,7 @@ mod tests {
     }
 
     #[test]
-    fn who_left_without_a_word_is_passed_over() {
+    fn disconnected_requests_are_skipped() {
         let (mut queues, now) = open(QUEUING, 1);
         let running = runs(queues.arrive(&flow("a", 0), Work::seats(1), now));
         drop(waits(queues.arrive(&flow("a", 0), Work::seats(1), now)));
@@ -653,7 +653,7 @@ mod tests {
     }
 
     #[test]
-    fn a_larger_limit_lets_the_waiting_in() {
+    fn a_larger_limit_starts_waiting_requests() {
         let (mut queues, now) = open(QUEUING, 1);
         let _running = runs(queues.arrive(&flow("a", 0), Work::seats(1), now));
         let (_, mut granted) = waits(queues.arrive(&flow("b", 9), Work::seats(1), now));

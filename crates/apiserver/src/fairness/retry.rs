@@ -1,15 +1,15 @@
-//! After how many seconds the refused may come again: doubled while many are refused, one less in
-//! every quieter second. Upstream: `dropped_requests_tracker.go`.
+//! The Retry-After of refused requests, in seconds: doubled while many are refused, one less in every
+//! quieter second. Upstream: `dropped_requests_tracker.go`.
 
 use std::collections::VecDeque;
 
 const LONGEST: u64 = 32;
 
-/// Of one priority level. Seconds are of any clock that only goes forward.
+/// State of one priority level. Seconds are from any monotonic clock.
 #[derive(Debug)]
 pub struct RetryAfter {
     seconds: u64,
-    /// When it was doubled last.
+    /// The time of the last doubling.
     doubled: Option<u64>,
     current: (u64, u64),
     /// Refusals by second, the oldest first.
@@ -23,7 +23,7 @@ impl Default for RetryAfter {
 }
 
 impl RetryAfter {
-    /// Notes a refusal; what the refused is told.
+    /// Records a refusal; returns its Retry-After.
     pub fn refuse(&mut self, second: u64) -> u64 {
         if self.current.0 == second {
             self.current.1 += 1;

@@ -1,22 +1,22 @@
-//! Who gets how many seats: limits from the configured shares, and their adjustment by demand.
+//! The seats of levels: limits from the configured shares, and their adjustment by demand.
 //!
 //! In: shares, percentages and demands of all levels. Out: limits. Upstream: `conc_alloc.go` and
 //! `updateBorrowingLocked`.
 
 use super::demand::Stats;
 
-/// The limits that a level's configuration gives it, in seats.
+/// The limits of a level's configuration, in seats.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
     pub nominal: u32,
-    /// What others may not borrow.
+    /// Seats that other levels may not borrow.
     pub lower: u32,
-    /// What it may have with all that it borrows.
+    /// The maximum, including borrowed seats.
     pub upper: u32,
 }
 
 impl Limits {
-    /// Rounded up, so that they may sum up to a little more than the server's.
+    /// Rounded up, so that the sum may be a little more than the server's limit.
     pub fn of(server: u32, shares: u32, sum: u32, lendable: u32, borrowing: Option<u32>) -> Self {
         let part = f64::from(server) * f64::from(shares) / f64::from(sum.max(1));
         let nominal = part.ceil() as u32;
@@ -30,7 +30,7 @@ impl Limits {
     }
 }
 
-/// A level when seats are dealt out.
+/// A level in the distribution of seats.
 #[derive(Clone, Copy, Debug)]
 pub struct Claim {
     pub is_exempt: bool,
@@ -39,7 +39,7 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// What it keeps in any case: what it used lately, between its lower and its nominal limit.
+    /// The minimum: its recent use, between its lower and its nominal limit.
     fn floor(&self) -> u32 {
         let high = self.demand.high;
         match self.is_exempt {
@@ -88,7 +88,7 @@ struct Item {
 
 impl Item {
     fn of(claim: &Claim) -> Self {
-        /// So that nothing is divided by zero.
+        /// Avoids a division by zero.
         const LEAST: f64 = 0.001;
         let (lower, upper) = (f64::from(claim.floor()), f64::from(claim.limits.upper));
         Self { target: claim.target().max(LEAST), lower, upper: upper.max(lower) }
@@ -99,8 +99,8 @@ impl Item {
     }
 }
 
-/// Finds the one factor by which all targets are multiplied, within their bounds, so that they sum
-/// up to `sum`; nothing when the bounds forbid it.
+/// Finds the factor by which all targets are multiplied, within their bounds, so that their sum is `sum`;
+/// `None` if the bounds make that impossible.
 fn allocate(sum: f64, items: &[Item]) -> Option<(Vec<f64>, f64)> {
     const NEARLY: f64 = 1e-7;
     let total = |fair: f64| items.iter().map(|item| item.at(fair)).sum::<f64>();
@@ -108,8 +108,8 @@ fn allocate(sum: f64, items: &[Item]) -> Option<(Vec<f64>, f64)> {
     {
         return None;
     }
-    // The sum grows with the factor, and is linear between the factors at which an item meets a
-    // bound: the answer lies behind the last of these that is not too much.
+    // The sum grows with the factor, and is linear between the factors at which an item meets a bound: the
+    // solution is after the last such factor whose sum is not too large.
     let mut bends: Vec<f64> = items
         .iter()
         .flat_map(|item| [item.lower / item.target, item.upper / item.target])
@@ -151,15 +151,15 @@ mod tests {
 
     #[test]
     fn seats_go_to_where_the_demand_is() {
-        // Nobody wants anything: the lender keeps its lower limit at least, all is dealt out.
+        // No demand: the lender keeps at least its lower limit, and all seats are distributed.
         let idle = [claim(50, 25, 150, 0, 0.0), claim(50, 50, 150, 0, 0.0)];
         let (seats, _) = adjust(&idle, &[0, 0]);
         assert_eq!(seats.iter().sum::<u32>(), 100);
         assert!(seats[0] >= 25 && seats[1] >= 50);
-        // One is busy and may borrow what the other lends.
+        // One is busy and may borrow the other's seats.
         let busy = [claim(50, 25, 150, 0, 0.0), claim(50, 50, 150, 200, 200.0)];
         assert_eq!(adjust(&busy, &[0, 0]).0, [25, 75]);
-        // But no more than its own upper limit.
+        // But not above its own upper limit.
         let bound = [claim(50, 25, 150, 0, 0.0), claim(50, 50, 60, 200, 200.0)];
         assert_eq!(adjust(&bound, &[0, 0]).0, [40, 60]);
     }
@@ -169,11 +169,11 @@ mod tests {
         let mut exempt = claim(0, 0, 600, 90, 90.0);
         exempt.is_exempt = true;
         let claims = [exempt, claim(50, 25, 150, 50, 50.0), claim(50, 0, 150, 50, 50.0)];
-        // 10 seats remain, less than the lower limits.
+        // 10 seats remain, fewer than the lower limits.
         assert_eq!(adjust(&claims, &[0; 3]).0, [90, 25, 0]);
         let mut claims = claims;
         claims[0].demand.high = 40;
-        // 60 of the 100 that the two use are left: what is above the lower limits is shared.
+        // 60 of the 100 seats of these two are left: the seats above the lower limits are shared.
         assert_eq!(adjust(&claims, &[0; 3]).0, [40, 37, 23]);
     }
 }

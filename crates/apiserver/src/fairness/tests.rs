@@ -1,4 +1,4 @@
-//! A server of few seats: who gets them, who waits, who is sent away.
+//! A server with few seats: which requests run, wait, or are refused.
 
 use super::*;
 
@@ -16,7 +16,7 @@ fn schema(name: &str, level: &str, precedence: i32, group: &str) -> FlowSchema {
 
 const QUEUING: Handling = Handling::Queue { queues: 4, hand_size: 1, length: 2 };
 
-/// Four seats: one each for the catch-all and the rejecting level, two for the queuing one.
+/// Four seats: one for the catch-all level, one for the rejecting level, two for the queuing level.
 fn fairness(tasks: &Tasks) -> Fairness {
     let fairness = Fairness::new(4, tasks.clone());
     fairness.configure(config());
@@ -71,7 +71,7 @@ async fn requests_are_classified_by_precedence() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_queued_run_in_their_turn_and_too_many_are_refused() {
+async fn queued_requests_run_in_order_and_too_many_are_refused() {
     let tasks = Tasks::new("test");
     let fairness = fairness(&tasks);
     let user = UserInfo::new("jane", &["queuers"]);
@@ -82,7 +82,7 @@ async fn the_queued_run_in_their_turn_and_too_many_are_refused() {
     assert!(futures::poll!(&mut third).is_pending() && futures::poll!(&mut fourth).is_pending());
     let refused = enter(&fairness, &user).await.map(drop).expect_err("the queue is full");
     assert_eq!(refused, Refused { retry_after: 1 });
-    // Administrators are served in any case.
+    // Administrators are always served.
     for _ in 0..10 {
         enter(&fairness, &UserInfo::new("root", &["system:masters"])).await.expect("exempt");
     }
@@ -109,7 +109,7 @@ async fn the_queued_run_in_their_turn_and_too_many_are_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn patience_ends() {
+async fn waiting_requests_time_out() {
     let tasks = Tasks::new("test");
     let fairness = fairness(&tasks);
     let user = UserInfo::new("jane", &["queuers"]);
@@ -120,7 +120,7 @@ async fn patience_ends() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_rejecting_level_queues_nobody() {
+async fn the_rejecting_level_queues_no_request() {
     let tasks = Tasks::new("test");
     let fairness = fairness(&tasks);
     let user = UserInfo::new("jane", &["pushers"]);
@@ -130,8 +130,7 @@ async fn the_rejecting_level_queues_nobody() {
     assert!(enter(&fairness, &user).await.is_ok());
 }
 
-/// A busy level borrows what others lend, once the period is over: those who wait need no new
-/// request for it.
+/// A busy level borrows seats after the period, without a new request.
 #[tokio::test(start_paused = true)]
 async fn waiting_requests_get_borrowed_seats() {
     let tasks = Tasks::new("test");
@@ -153,7 +152,7 @@ async fn waiting_requests_get_borrowed_seats() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn levels_that_are_taken_away_drain() {
+async fn removed_levels_drain() {
     let tasks = Tasks::new("test");
     let fairness = fairness(&tasks);
     let user = UserInfo::new("jane", &["queuers"]);
@@ -166,7 +165,7 @@ async fn levels_that_are_taken_away_drain() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_goes_away_leaves_its_queue() {
+async fn a_disconnected_client_leaves_its_queue() {
     let tasks = Tasks::new("test");
     let fairness = fairness(&tasks);
     let user = UserInfo::new("jane", &["queuers"]);

@@ -3,7 +3,7 @@
 use http::{HeaderName, HeaderValue, Request, Response};
 
 const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
-/// Longer ones are not believed. Upstream cuts at 64.
+/// Longer ids are ignored. Upstream truncates at 64.
 const LONGEST: usize = 64;
 
 pub fn of<B>(request: &Request<B>) -> HeaderValue {

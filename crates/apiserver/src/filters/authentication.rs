@@ -1,4 +1,4 @@
-//! Who is it? Authenticators in order; the first answer wins.
+//! Authentication: the authenticators run in order; the first answer counts.
 
 use http::request::Parts;
 use machinery::StatusError;
@@ -12,7 +12,7 @@ pub const UNAUTHENTICATED: &str = "system:unauthenticated";
 pub const ANONYMOUS: &str = "system:anonymous";
 
 pub async fn authenticate(shared: &Shared, parts: &Parts) -> Result<UserInfo, StatusError> {
-    // Only this process can set the extension: it is no part of a message.
+    // Only this process can set the extension: it is not part of a message.
     if let Some(LocalIdentity(user)) = parts.extensions.get() {
         return Ok(with_group(user.clone()));
     }
@@ -34,7 +34,7 @@ pub async fn authenticate(shared: &Shared, parts: &Parts) -> Result<UserInfo, St
     Err(StatusError::unauthorized())
 }
 
-/// Why it failed is for the operator, not for who guesses passwords; and not for each guess.
+/// The reason is for the operator only, not for a client that guesses passwords; and not for each attempt.
 fn note(shared: &Shared, parts: &Parts, error: &str) {
     let connection = parts.extensions.get::<transport::ConnectionInfo>();
     let remote = connection.and_then(|info| info.remote);
@@ -47,7 +47,7 @@ fn note(shared: &Shared, parts: &Parts, error: &str) {
     }
 }
 
-/// Whoever is known is in `system:authenticated`.
+/// Adds `system:authenticated` to a known user.
 pub fn with_group(mut user: UserInfo) -> UserInfo {
     if !user.in_group(AUTHENTICATED) && !user.in_group(UNAUTHENTICATED) && user.name != ANONYMOUS {
         user.groups.push(AUTHENTICATED.into());

@@ -1,4 +1,4 @@
-//! May they? Authorizers in order; the first opinion counts, no opinion at all means no.
+//! Authorization: the authorizers run in order; the first opinion counts, no opinion means no.
 
 use std::sync::Arc;
 
@@ -35,8 +35,8 @@ pub async fn authorize(
     Err(forbidden(&attributes, &reason))
 }
 
-/// A stream may demand another verb than the method stands for: a WebSocket comes as GET, which must
-/// not let readers act inside of pods. Upstream: `ensureAuthorizedForVerb`.
+/// A stream may need another verb than its method implies: a WebSocket is a GET, but a user with read access
+/// must not execute commands in pods. Upstream: `ensureAuthorizedForVerb`.
 async fn also(
     shared: &Shared,
     info: &RequestInfo,

@@ -10,7 +10,7 @@ use crate::resource::Body;
 /// Upstream: `defaultGzipThresholdBytes`.
 const THRESHOLD: u64 = 128 << 10;
 
-/// The bare token: one with a weight does not count, as upstream reads it.
+/// Only the plain token: one with a weight is ignored, as upstream.
 pub fn is_accepted<B>(request: &Request<B>) -> bool {
     let values = request.headers().get_all(ACCEPT_ENCODING).iter().filter_map(|v| v.to_str().ok());
     values.flat_map(|value| value.split(',')).any(|token| token.trim() == "gzip")

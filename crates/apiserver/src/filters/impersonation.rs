@@ -1,7 +1,7 @@
-//! Acting as somebody else: `Impersonate-User`, `-Group`, `-Uid` and `-Extra-*`.
+//! Impersonation: `Impersonate-User`, `-Group`, `-Uid` and `-Extra-*`.
 //!
-//! In: the headers, and who the client really is. Out: the user that the request counts for, noted
-//! in the audit trail. [`modes`] says what the real user needs the right to, [`figures`] counts it.
+//! In: the headers, and the real user. Out: the user of the request, recorded in the audit trail. [`modes`]
+//! decides which rights the real user needs, [`figures`] counts the decisions.
 //! Upstream: `k8s.io/apiserver/pkg/endpoints/filters/impersonation`.
 
 mod figures;
@@ -29,8 +29,8 @@ const UID: HeaderName = HeaderName::from_static("impersonate-uid");
 const EXTRA: &str = "impersonate-extra-";
 const AUTHENTICATION: &str = "authentication.k8s.io";
 
-/// The user that the request counts for. The headers are taken off, so that a proxied request does
-/// not carry them on.
+/// Returns the user of the request. The headers are removed, so that a proxied request does not contain
+/// them.
 pub async fn impersonate(
     shared: &Shared,
     info: &Arc<RequestInfo>,
@@ -50,7 +50,7 @@ pub async fn impersonate(
     Ok(found.user)
 }
 
-/// Who is to be impersonated; nothing without any of the headers.
+/// The user to impersonate; `None` without any of the headers.
 fn wanted(headers: &HeaderMap, is_constrained: bool) -> Result<Option<UserInfo>, StatusError> {
     let text = |name: &HeaderName| {
         headers.get(name).map(|value| header_text(value).into_owned()).unwrap_or_default()
@@ -61,7 +61,7 @@ fn wanted(headers: &HeaderMap, is_constrained: bool) -> Result<Option<UserInfo>,
     let mut extra: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for name in headers.keys() {
         if let Some(key) = name.as_str().strip_prefix(EXTRA) {
-            // Several spellings of a key are one key: whatever stands under it is asked about.
+            // Several spellings of a key are one key: authorization checks all its values.
             extra.entry(percent::decode_whole(key)).or_default().extend(texts(name));
         }
     }
@@ -79,7 +79,7 @@ fn wanted(headers: &HeaderMap, is_constrained: bool) -> Result<Option<UserInfo>,
     }))
 }
 
-/// As Go's `%#v` shows a `user.DefaultInfo`.
+/// Go's `%#v` of a `user.DefaultInfo`.
 fn go_debug(user: &UserInfo) -> String {
     let list = |texts: &[String]| match texts {
         [] => "[]string(nil)".to_owned(),
@@ -103,8 +103,8 @@ fn go_debug(user: &UserInfo) -> String {
     )
 }
 
-/// As Go's `%v` shows the `ObjectReference`s that are asked about, their fields in a row: kind,
-/// namespace, name, uid, version, resource version, field path.
+/// Go's `%v` of the `ObjectReference`s that are checked. Their fields: kind, namespace, name, uid, version,
+/// resource version, field path.
 fn references(user: &UserInfo) -> String {
     let mut all: Vec<String> =
         user.groups.iter().map(|group| format!("{{Group  {group}    }}")).collect();
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_no_text_is_a_name() {
+    fn a_name_may_be_invalid_utf8() {
         let mut headers = HeaderMap::new();
         headers.append(&USER, HeaderValue::from_bytes(b"\xff\xfe").expect("a value"));
         let wanted = wanted(&headers, true).expect("valid").expect("some");
@@ -167,7 +167,7 @@ mod tests {
         assert_eq!(found.name, "system:serviceaccount:a:b");
         assert_eq!(found.groups, ["g", "h"]);
         assert_eq!(found.uid, "u");
-        // Headers come in no order.
+        // Headers have no order.
         found.extra.values_mut().for_each(|values| values.sort());
         let extra: Vec<(&str, String)> =
             found.extra.iter().map(|(key, values)| (key.as_str(), values.join(","))).collect();
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_impersonated_without_a_name() {
+    fn impersonation_needs_a_user_name() {
         let check = |pairs: &[(&'static str, &str)], constrained: &str, legacy: &str| {
             for (is_constrained, expected) in [(true, constrained), (false, legacy)] {
                 let error = wanted(&headers(pairs), is_constrained).expect_err("no name");
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_do_not_travel_on() {
+    fn headers_are_removed() {
         let mut given =
             headers(&[("impersonate-user", "a"), ("impersonate-extra-k", "v"), ("x", "y")]);
         take_off(&mut given);

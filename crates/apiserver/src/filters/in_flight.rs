@@ -1,5 +1,5 @@
-//! How many requests run at one time: by priority and fairness, or, where that is turned off, reads
-//! and writes apart. Those without a place are sent away, with the time to come again.
+//! Limits the requests in flight: by priority and fairness, or, if that is off, by separate limits for reads
+//! and writes. Others are refused, with a Retry-After.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -21,16 +21,15 @@ use crate::shared::Shared;
 
 const SCHEMA_UID: HeaderName = HeaderName::from_static("x-kubernetes-pf-flowschema-uid");
 const LEVEL_UID: HeaderName = HeaderName::from_static("x-kubernetes-pf-prioritylevel-uid");
-/// Whom the limits of reads and writes do not turn away.
+/// The limits of reads and writes do not apply to this group.
 const MASTERS: &str = "system:masters";
-/// A request may wait for this part of the time it has, and no longer than the other.
+/// A request may wait for a quarter of its timeout, but not longer than [`LONGEST_WAIT`].
 const WAITING_PART: u32 = 4;
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
-/// The right to be answered. Places are kept until the answer's head is there: of a watch, that is
-/// when it begins.
+/// The right to be served. It is held until the answer's headers are ready; for a watch, until it begins.
 pub enum Held {
-    /// Nobody asked.
+    /// No limit applies.
     Free,
     InFlight {
         _place: OwnedSemaphorePermit,
@@ -38,7 +37,7 @@ pub enum Held {
     Fair(Box<Fair>),
 }
 
-/// A place that a priority level gave.
+/// A place in a priority level.
 pub struct Fair {
     class: Class,
     _place: Place,
@@ -52,12 +51,12 @@ pub struct UntilTheEnd(
     #[expect(dead_code, reason = "held for its drop")] Arc<dyn Any + Send + Sync>,
 );
 
-/// How long a request waited for its place; with the answer.
+/// How long a request waited for its place; an extension of the answer.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Waited(pub Duration);
 
 impl Held {
-    /// Gives the place back, and tells what it was given for.
+    /// Returns the place, and adds its headers to the answer.
     pub fn release(self, mut response: Response<Body>) -> Response<Body> {
         if let Self::Fair(fair) = self {
             let Fair { class, watch, waited, .. } = *fair;
@@ -136,7 +135,7 @@ async fn enter_fairly(
     }
 }
 
-/// What is known to be stored of the resource that a request names.
+/// The known size of the resource that a request names.
 fn stored(shared: &Shared, info: &RequestInfo) -> Option<Stored> {
     let table = shared.registry.resources();
     let row = table.get(&info.group, &info.version, &info.resource)?;
@@ -144,7 +143,7 @@ fn stored(shared: &Shared, info: &RequestInfo) -> Option<Stored> {
     Some(Stored { objects, bytes })
 }
 
-/// Upstream's bare text, with its line end.
+/// Upstream's plain text, with its newline.
 fn refusal(retry_after: u64) -> Response<Body> {
     let text = "Too many requests, please try again later.\n";
     let mut response = codec::text(StatusCode::TOO_MANY_REQUESTS, text);

@@ -1,9 +1,9 @@
-//! What is asked for, from method and path.
+//! Parses method and path of a request.
 //! Upstream: `k8s.io/apiserver/pkg/endpoints/request.RequestInfoFactory`.
 //!
 //! ```text
 //! /api/v1/namespaces/NS/pods/NAME/log      /apis/GROUP/VERSION/namespaces/NS/RESOURCE/NAME/SUB
-//! /api/v1/nodes/NAME/proxy/REST            /api/v1/watch/…  (the verb in the path, of old)
+//! /api/v1/nodes/NAME/proxy/REST            /api/v1/watch/…  (deprecated: the verb in the path)
 //! ```
 
 use base::percent;
@@ -22,7 +22,7 @@ pub fn parse<B>(request: &Request<B>) -> RequestInfo {
         Some(&"apis") => true,
         _ => return info,
     };
-    // The version itself, a group itself: discovery.
+    // A version or a group itself: discovery.
     if parts.len() < if has_group { 4 } else { 3 } {
         return info;
     }
@@ -57,12 +57,12 @@ fn method_verb(method: &Method) -> &'static str {
     }
 }
 
-/// Namespace, resource, name, subresource and what follows.
+/// Namespace, resource, name, subresource and the rest.
 fn place(info: &mut RequestInfo, parts: &[&str], path: &str) {
     let mut parts = parts;
     if let ["namespaces", namespace, rest @ ..] = parts {
         info.namespace = percent::decode(namespace);
-        // A namespace's own parts are no resources in it.
+        // These are subresources of the namespace, not resources in it.
         if !rest.is_empty() && !matches!(rest[0], "status" | "finalize") {
             parts = rest;
         }
@@ -81,7 +81,7 @@ fn place(info: &mut RequestInfo, parts: &[&str], path: &str) {
     }
 }
 
-/// The raw path behind the first `count` of `parts`: slashes count for whom it is passed on to.
+/// The raw path after the first `count` of `parts`: it is forwarded unchanged, with all its slashes.
 fn rest_after(path: &str, parts: &[&str], count: usize) -> String {
     let behind = parts.iter().skip(count).count();
     let mut rest = path.trim_end_matches('/');
@@ -95,7 +95,7 @@ fn rest_after(path: &str, parts: &[&str], count: usize) -> String {
     path[rest.len()..].to_owned()
 }
 
-/// Without a name, get means list or watch, and delete means many.
+/// Without a name, get means list or watch, and delete means deletecollection.
 fn refine_verb(info: &mut RequestInfo, query: &Query) {
     match (info.verb.as_str(), info.name.is_empty()) {
         ("get", true) => {
@@ -108,7 +108,7 @@ fn refine_verb(info: &mut RequestInfo, query: &Query) {
         return;
     }
     info.field_selector = query.first("fieldSelector").unwrap_or_default().to_owned();
-    // Who may see one object only asks for it by field: authorizers go by the name.
+    // A user who may read only one object selects it by field: authorizers check the name.
     if info.name.is_empty()
         && let Some(fields) = query.first("fieldSelector")
         && let Ok(selector) = machinery::selector::Selector::parse_fields(fields)
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_are_read_as_upstream_reads_them() {
+    fn paths_are_parsed_as_upstream() {
         check("GET /api", ["get", "", "", "", "", "", "", ""]);
         check("GET /apis/apps/v1", ["get", "", "", "", "", "", "", ""]);
         check("POST /healthz", ["post", "", "", "", "", "", "", ""]);

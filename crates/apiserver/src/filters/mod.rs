@@ -1,8 +1,7 @@
-//! The stack: what every request passes before a verb sees it, and every answer on its way out.
+//! The stack: the filters that every request passes before its verb, and every answer on its way out.
 //!
-//! In: a request. Out: a response, always. [`handle`] is the whole stack, in execution order; each
-//! layer has a file. Layers before `authentication` may not trust anything the client says about
-//! itself.
+//! In: a request. Out: a response, always. [`handle`] is the whole stack, in execution order; each layer
+//! has a file. Layers before `authentication` must not trust anything that the client says about itself.
 
 mod audit_id;
 pub(crate) mod authentication;
@@ -33,20 +32,20 @@ use crate::verbs;
 
 /// The stack.
 pub(crate) async fn handle(shared: Arc<Shared>, mut request: Request<Body>) -> Response<Body> {
-    // Names the request in logs and answers: first, so that every line and every error has it.
+    // The request's id in logs and answers: first, so that every line and every error has it.
     let audit_id = audit_id::of(&request);
     if shared.options.audit.is_some() {
         request.extensions_mut().insert(audit::AuditId(audit_id.clone()));
     }
-    // What is asked for decides limits, metrics, authorization and dispatch.
+    // Limits, metrics, authorization and dispatch depend on method and path.
     let info = Arc::new(info::parse(&request));
     let is_compressible =
         gzip::is_accepted(&request) && features::enabled(Feature::APIResponseCompression);
-    // Counts and measures everything below, refusals and panics included.
+    // Counts and measures everything below, including refusals and panics.
     let observed = observe::Observed::start(&shared, &info, &request);
-    // A bug in a handler costs one request, not the process.
+    // A panic in a handler ends one request, not the process.
     let work = panics::catch(async {
-        // A client that waits for more than a minute has lost; watches and streams may take long.
+        // A short request has a time-out; watches and streams have none.
         let answer = match timeout::of(&shared, &info, request.uri()) {
             Ok(time) => {
                 let work = inside(&shared, &info, request, time);
@@ -57,18 +56,18 @@ pub(crate) async fn handle(shared: Arc<Shared>, mut request: Request<Body>) -> R
         answer.unwrap_or_else(|error| codec::error(&codec::Accept::JSON, &error))
     });
     let mut response = work.await;
-    // Large answers shrink tenfold for a little CPU.
+    // Compression makes large answers ten times smaller, for little CPU.
     if is_compressible {
         response = gzip::compress(response);
     }
-    // What is secret today may not be answered from a proxy's cache tomorrow.
+    // Answers may contain secrets, so proxies must not cache them.
     let private = HeaderValue::from_static("no-cache, private");
     response.headers_mut().entry(CACHE_CONTROL).or_insert(private);
     audit_id::stamp(&mut response, audit_id);
     observed.finish(response)
 }
 
-/// The inner half, whose refusals are errors.
+/// The inner half of the stack, which returns refusals as errors.
 async fn inside(
     shared: &Arc<Shared>,
     info: &Arc<RequestInfo>,
@@ -77,7 +76,7 @@ async fn inside(
 ) -> Result<Response<Body>, StatusError> {
     let audit = shared.options.audit.as_ref();
     let (mut parts, body) = request.into_parts();
-    // Who is it? Certificates, tokens, or the process itself.
+    // Authentication: certificates, tokens, or the process itself.
     let user = match authentication::authenticate(shared, &parts).await {
         Ok(user) => user,
         Err(error) => {
@@ -85,14 +84,14 @@ async fn inside(
             return Err(error);
         }
     };
-    // What is asked, what is decided and what comes of it is noted from here on, if anybody wants.
+    // From here on the audit log records the request, if the policy wants that.
     let trail = audit::Trail::begin(audit, info, &mut parts, &user).await?;
     let work = known(shared, info, user, parts, body, time);
     let protobuf = shared.options.protobuf.map(codec::protobuf::Protobuf);
     audit::follow(protobuf, trail, work).await
 }
 
-/// What follows once it is known who asks.
+/// The part of the stack after authentication.
 async fn known(
     shared: &Arc<Shared>,
     info: &Arc<RequestInfo>,
@@ -101,9 +100,9 @@ async fn known(
     body: Body,
     time: Duration,
 ) -> Result<Response<Body>, StatusError> {
-    // Who do they want to be? Authorized as an action of its own.
+    // Impersonation is authorized as an action of its own.
     let user = impersonation::impersonate(shared, info, &mut parts, user).await?;
-    // No request holds a place here before it is known whose it is, and none without limit.
+    // Priority and fairness needs the user; no request continues without a place.
     let held = match in_flight::enter(shared, info, &user, &parts, time).await {
         Ok(held) => held,
         Err(refusal) => return Ok(refusal),
@@ -112,7 +111,7 @@ async fn known(
     Ok(held.release(answer.unwrap_or_else(|error| codec::error(&codec::Accept::JSON, &error))))
 }
 
-/// What is done with a place.
+/// The part of the stack inside the limits.
 async fn allowed(
     shared: &Arc<Shared>,
     info: &Arc<RequestInfo>,
@@ -120,9 +119,9 @@ async fn allowed(
     parts: Parts,
     body: Body,
 ) -> Result<Response<Body>, StatusError> {
-    // May they?
+    // Authorization.
     let trail = audit::Trail::of(&parts).map(|trail| &**trail);
     authorization::authorize(shared, info, &user, trail).await?;
-    // A body is read by the verb that wants one, through `body::read`, which has a limit.
+    // The verb reads the body with `body::read`, which has a limit.
     verbs::dispatch(shared, info, user, parts, body).await
 }

@@ -1,4 +1,4 @@
-//! Counts, durations and log lines of requests, watches until their end.
+//! Metrics and log lines of requests; watches are observed until their end.
 
 use std::sync::Arc;
 
@@ -14,10 +14,10 @@ use crate::request::RequestInfo;
 use crate::resource::Body;
 use crate::shared::Shared;
 
-/// A short request that takes longer than this is worth a line.
+/// A short request that takes longer is logged.
 const SLOW_SECONDS: f64 = 1.0;
 
-/// One request under way; the gauges fall when it is dropped.
+/// One request in flight; its drop decreases the gauges.
 pub struct Observed {
     metrics: Arc<Metrics>,
     info: Arc<RequestInfo>,
@@ -47,7 +47,7 @@ impl Observed {
         }
     }
 
-    /// The answer's head is there. What the body takes counts only for long requests.
+    /// The answer's headers are ready. The body counts only for long-running requests.
     pub fn finish(mut self, mut response: Response<Body>) -> Response<Body> {
         self.is_answered = true;
         let time = self.start.elapsed();
@@ -80,7 +80,7 @@ impl Observed {
         if !is_long {
             return response;
         }
-        // The gauges fall when the last frame is sent, or the client is gone.
+        // The gauges decrease when the last frame is sent, or the client disconnects.
         let held = response.extensions_mut().remove::<UntilTheEnd>();
         response.map(|body| {
             body.map_frame(move |frame| {

@@ -1,4 +1,4 @@
-//! A panic in a handler is a bug: it is logged, answered with 500, and goes no further.
+//! A panic in a handler is a bug: it is logged and answered with 500; the process continues.
 
 use std::panic::AssertUnwindSafe;
 
@@ -11,7 +11,7 @@ use crate::codec;
 use crate::resource::Body;
 
 pub async fn catch(work: impl Future<Output = Response<Body>>) -> Response<Body> {
-    // Unwind safety: the work is dropped, and what it shared is behind locks that poison.
+    // Unwind safety: the work is dropped, and its shared data are behind locks that poison.
     match AssertUnwindSafe(work).catch_unwind().await {
         Ok(response) => response,
         Err(panic) => {

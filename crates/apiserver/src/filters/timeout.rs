@@ -1,4 +1,4 @@
-//! Requests that are not meant to be long end after a minute, or after the time that they name.
+//! Short requests end after a minute, or after the time in their query.
 //! Upstream: `WithRequestDeadline`, `WithTimeoutForNonLongRunningRequests`.
 
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::query::Query;
 use crate::request::RequestInfo;
 use crate::shared::Shared;
 
-/// How long a request may take. `timeout` of the query shortens it, and never lengthens it.
+/// The limit of a request. `timeout` in the query can only shorten it.
 pub fn of(shared: &Shared, info: &RequestInfo, uri: &Uri) -> Result<Duration, StatusError> {
     let most = shared.options.request_timeout;
     if info.is_long_running() || uri.query().is_none() {
@@ -25,7 +25,7 @@ pub fn of(shared: &Shared, info: &RequestInfo, uri: &Uri) -> Result<Duration, St
         let message = format!("invalid timeout specified in the request URL - {why}");
         StatusError::bad_request(message).without_details()
     })?;
-    // None, or a negative one, is no wish.
+    // A missing or negative timeout means the default.
     Ok(match wanted {
         1.. => Duration::from_nanos(wanted.unsigned_abs()).min(most),
         _ => most,

@@ -1,10 +1,10 @@
-//! `/metrics`: what the server counts, under upstream's names, in Prometheus' text format.
+//! `/metrics`: the server's metrics with upstream's names, in Prometheus' text format.
 //!
-//! Families are kept per label set, made on first use. Other parts of the process add theirs by
-//! [`Metrics::register`]; a source is asked when somebody scrapes, so it costs nothing else.
+//! Families have one entry per label set, made on first use. Other parts of the process add theirs with
+//! [`Metrics::register`]; a source is called at each scrape and costs nothing otherwise.
 //!
-//! Invariant: label values come from rows and from tables here, never from what a client makes up,
-//! so that nobody can make the families grow.
+//! Invariant: label values come from rows and from tables here, never from clients, so that clients cannot
+//! make the families grow.
 
 pub mod process;
 pub(crate) mod storage;
@@ -37,7 +37,7 @@ pub type Source = Box<dyn Fn(&mut String) + Send + Sync>;
 
 #[derive(Default)]
 pub struct Metrics {
-    /// Guards plain numbers, for a few instructions at a time; never held across an await.
+    /// Locked for a few instructions at a time; never held across an await.
     families: Mutex<Families>,
     sources: Mutex<Vec<Source>>,
 }
@@ -49,7 +49,7 @@ struct Families {
     sli_durations: BTreeMap<Labels, Histogram>,
     response_sizes: BTreeMap<Labels, Histogram>,
     long_running: BTreeMap<Labels, i64>,
-    /// Reads and writes that run, and the most of them since the last scrape.
+    /// Reads and writes in flight, and their maximum since the last scrape.
     in_flight: [InFlight; 2],
     terminations: BTreeMap<Labels, u64>,
     aborts: BTreeMap<Labels, u64>,
@@ -64,7 +64,7 @@ struct InFlight {
 
 const KINDS: [&str; 2] = ["mutating", "readOnly"];
 
-/// What a request is counted by.
+/// The labels of a request.
 pub(crate) struct Subject {
     labels: Labels,
     pub is_long: bool,
@@ -76,9 +76,9 @@ pub(crate) struct Subject {
 pub(crate) struct Answer {
     pub code: u16,
     pub time: Duration,
-    /// Of `time`, what it waited for its turn.
+    /// The part of `time` that it waited for its place.
     pub waited: Duration,
-    /// Of the body, where it is known.
+    /// Size of the body, if known.
     pub bytes: Option<u64>,
 }
 
@@ -154,12 +154,12 @@ impl Metrics {
         }
     }
 
-    /// The client went before the answer was there.
+    /// The client disconnected before the answer.
     pub(crate) fn request_aborted(&self, subject: &Subject) {
         *self.families().aborts.entry(subject.labels.clone()).or_default() += 1;
     }
 
-    /// Where the events of a watch on the row are counted.
+    /// The counters of a watch on the row.
     pub(crate) fn watch(&self, row: &Resource) -> Arc<WatchNumbers> {
         let labels = labels([
             ("group", row.group.as_str()),
@@ -182,7 +182,7 @@ impl Metrics {
 }
 
 impl Subject {
-    /// `is_known`: there is a row for what is asked for.
+    /// `is_known`: the requested resource has a row.
     pub fn new(info: &RequestInfo, method: &str, is_known: bool, is_dry_run: bool) -> Self {
         let is_long = info.is_long_running();
         let is_read = info.is_read();
@@ -207,7 +207,7 @@ impl Subject {
     }
 }
 
-/// Paths that anybody can make up must not become label values.
+/// Paths that clients can invent must not become label values.
 fn known_path(path: &str) -> &str {
     const KNOWN: &[&str] =
         &["/healthz", "/livez", "/readyz", "/metrics", "/version", "/api", "/apis", "/openapi/v2"];
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn what_clients_make_up_is_no_label() {
+    fn invented_names_do_not_become_labels() {
         let info = RequestInfo {
             is_resource: true,
             verb: "get".into(),

@@ -1,17 +1,17 @@
-//! What this process takes, as Prometheus' client libraries tell it.
+//! Metrics of this process, with the names of Prometheus' client libraries.
 
 use std::fmt::Write;
 use std::fs;
 
 use super::text::family;
 
-/// Of `/proc`, which counts in these on every Linux that runs us.
+/// Ticks a second in `/proc`, the same on every Linux.
 const TICKS_PER_SECOND: f64 = 100.0;
 const PAGE: u64 = 4096;
 
 const START: &str = "process_start_time_seconds";
 
-/// When the process started, alone.
+/// Only the start time of the process.
 pub fn encode_start(out: &mut String) {
     let mut all = String::new();
     encode(&mut all);
@@ -21,10 +21,10 @@ pub fn encode_start(out: &mut String) {
     });
 }
 
-/// Asked at each scrape; what cannot be read is left out.
+/// Read at each scrape; values that cannot be read are omitted.
 pub fn encode(out: &mut String) {
     let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    // The name, in parentheses, may hold spaces.
+    // The name, in parentheses, may contain spaces.
     let fields: Vec<&str> = stat
         .rsplit_once(')')
         .map(|(_, rest)| rest.split_whitespace().collect())
@@ -38,7 +38,7 @@ pub fn encode(out: &mut String) {
     let limit = |name: &str| {
         let line = limits.lines().find_map(|line| line.strip_prefix(name))?;
         let value = line.split_whitespace().next()?;
-        // No limit at all is the largest number, as Go has it.
+        // Unlimited is the largest number, as in Go.
         Some(if value == "unlimited" { u64::MAX as f64 } else { value.parse().ok()? })
     };
     for (name, kind, help, value) in [

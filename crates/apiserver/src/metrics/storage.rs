@@ -1,5 +1,5 @@
-//! What the registry's requests of the store take, under the names that upstream's have: dashboards ask for
-//! etcd's latency by them, whatever the store is.
+//! Latency of the registry's requests to the store. The names are those of etcd's metrics for every store,
+//! because dashboards ask for them.
 //! Upstream: `apiserver/pkg/storage/etcd3/metrics`.
 
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ use crate::resource::Resource;
 
 #[derive(Default)]
 pub(crate) struct StorageNumbers {
-    /// Guards a few additions.
+    /// Locked for a few additions.
     families: Mutex<Families>,
 }
 
@@ -23,7 +23,7 @@ struct Families {
 }
 
 impl StorageNumbers {
-    /// Waits for a request of the store and counts it.
+    /// Awaits a request to the store, and counts it.
     pub async fn timed<T>(
         &self,
         operation: &'static str,

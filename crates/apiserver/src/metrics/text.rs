@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
 
-/// A sample's labels, as they are written: `verb="GET",code="200"`.
+/// A sample's labels in their text form: `verb="GET",code="200"`.
 pub type Labels = String;
 
-/// Counts of observations by upper limit.
+/// Counts of observations by upper bound.
 #[derive(Clone)]
 pub(crate) struct Histogram {
     limits: &'static [f64],
@@ -48,7 +48,7 @@ impl Histogram {
     }
 }
 
-/// The two lines that open a family.
+/// The two header lines of a family.
 pub fn family(out: &mut String, name: &str, kind: &str, help: &str) {
     let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
 }
@@ -69,7 +69,7 @@ pub(crate) fn histograms(out: &mut String, name: &str, all: &BTreeMap<Labels, Hi
     }
 }
 
-/// `name="value"`, with what stands before it. Values may come from clients, and hold anything.
+/// Appends `name="value"`, with a separator if needed. Values may come from clients and are escaped.
 pub fn label(labels: &mut Labels, name: &str, value: &str) {
     if !labels.is_empty() {
         labels.push(',');

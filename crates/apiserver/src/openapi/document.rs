@@ -1,4 +1,4 @@
-//! Documents out of operations and schemas.
+//! Makes OpenAPI documents from operations and schemas.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +14,7 @@ use crate::schemas::SchemaSource;
 const META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1";
 const JSON: &str = "application/json";
 const MEDIA_TYPES: &[&str] = &[JSON, "application/yaml", "application/vnd.kubernetes.protobuf"];
-/// Those of custom kinds, which have no messages.
+/// Media types of custom kinds, which have no protobuf messages.
 const TEXTS: &[&str] = &[JSON, "application/yaml"];
 const STREAMS: &[&str] =
     &["application/json;stream=watch", "application/vnd.kubernetes.protobuf;stream=watch"];
@@ -28,7 +28,7 @@ const PATCH_TYPES: &[&str] = &[
 
 const VERSIONS: &str = "get available API versions";
 
-/// The dialects differ in where schemas are, and how parameters and bodies are written.
+/// The dialects differ in the place of schemas, and in the form of parameters and bodies.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Dialect {
     V2,
@@ -44,7 +44,7 @@ impl Dialect {
     }
 }
 
-/// Collects the paths of a document and the definitions that they need.
+/// Collects the paths of a document and the definitions that they reference.
 struct Builder<'a> {
     dialect: Dialect,
     schemas: &'a dyn SchemaSource,
@@ -80,7 +80,7 @@ pub fn v3(
     }))
 }
 
-/// Everything in one document.
+/// The one document with everything.
 pub fn v2(
     table: &ResourceTable,
     paths: &[String],
@@ -130,7 +130,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// The path that tells about the API itself, if there is one.
+    /// Adds the path with information about the API itself, if there is one.
     fn about(&mut self, table: &ResourceTable, path: &str, pages: &[Page]) -> bool {
         if let Some(page) = pages.iter().find(|page| page.path.trim_matches('/') == path) {
             let (types, schema) = ([page.content_type], json!({ "type": "string" }));
@@ -190,7 +190,7 @@ impl<'a> Builder<'a> {
         self.paths.entry(format!("/{path}/")).or_default().insert("get".into(), get);
     }
 
-    /// A reference, noted for the definitions; without a schema, any object.
+    /// A reference, recorded for the definitions; without a schema, any object.
     fn reference(&mut self, name: &str) -> Value {
         if !self.schemas.knows(name) {
             return json!({ "type": "object" });
@@ -265,7 +265,7 @@ impl<'a> Builder<'a> {
         json
     }
 
-    /// The paths, and the closure of the definitions that they need.
+    /// The paths, and all definitions that they reference, directly or indirectly.
     fn finish(self) -> (Value, Value) {
         let mut definitions = BTreeMap::new();
         let mut open: Vec<String> = self.needed.into_iter().collect();
@@ -287,7 +287,7 @@ impl<'a> Builder<'a> {
     }
 }
 
-/// Puts references where this dialect has them, and notes what they name.
+/// Rewrites references for this dialect, and records their targets.
 fn translate(dialect: Dialect, schema: &mut Value, found: &mut Vec<String>) {
     match schema {
         Value::Array(items) => items.iter_mut().for_each(|item| translate(dialect, item, found)),
@@ -297,7 +297,8 @@ fn translate(dialect: Dialect, schema: &mut Value, found: &mut Vec<String>) {
             {
                 *reference = dialect.reference(&name);
                 found.push(name);
-                // OpenAPI 3.0 ignores what stands beside a reference: it goes around it.
+                // OpenAPI 3.0 ignores other fields beside a reference, so the reference is wrapped in
+                // `allOf`.
                 if dialect == Dialect::V3 && fields.len() > 1 {
                     let reference = fields.remove("$ref").expect("found above");
                     fields.insert("allOf".into(), json!([{ "$ref": reference }]));
@@ -312,7 +313,7 @@ fn translate(dialect: Dialect, schema: &mut Value, found: &mut Vec<String>) {
     }
 }
 
-/// What an operation's answers come in.
+/// Media types of an operation's answers.
 fn answer_types(row: &Resource, operation: &Operation) -> Vec<&'static str> {
     if operation.action == "connect" {
         return vec!["*/*"];
@@ -332,7 +333,7 @@ fn answer_types(row: &Resource, operation: &Operation) -> Vec<&'static str> {
     types
 }
 
-/// What an operation's body may come in.
+/// Media types of an operation's body.
 fn body_types(row: &Resource, operation: &Operation) -> Vec<&'static str> {
     if operation.body != Some(Shape::Patch) {
         return if row.custom { TEXTS.to_vec() } else { vec!["*/*"] };

@@ -1,12 +1,12 @@
-//! The OpenAPI v2 document in the form that clients of Go read: gnostic's `openapi.v2.Document`.
+//! The OpenAPI v2 document as protobuf for Go clients: gnostic's `openapi.v2.Document`.
 //!
-//! In: the document as JSON. Out: its bytes. A table per message says which key of JSON is which
-//! field; what has no key of its own in protobuf (maps, alternatives) has a [`Form`].
+//! In: the document as JSON. Out: its bytes. A table per message maps JSON keys to fields; maps and
+//! alternatives, which have no key in protobuf, have a [`Form`].
 //! Upstream: `github.com/google/gnostic-models/openapiv2`.
 
 use serde_json::Value;
 
-/// How a value of JSON is written.
+/// How a JSON value is encoded.
 #[derive(Clone, Copy)]
 enum Form {
     Text,
@@ -19,22 +19,22 @@ enum Form {
     Anys,
     Message(&'static [Field]),
     Messages(&'static [Field]),
-    /// A message whose one field holds a pair of name and value per member.
+    /// A message with one field, which has a pair of name and value per member.
     Named(u32, &'static Form),
-    /// A message around the value, in the field of this number.
+    /// A message around the value, in the field with this number.
     In(u32, &'static Form),
     /// A boolean or a schema.
     Additional,
     /// A parameter or a reference to one.
     Parameters,
-    /// The kinds of security: only keys are served.
+    /// Security schemes: only API keys are supported.
     Securities,
 }
 
 /// Key, number, form.
 type Field = (&'static str, u32, Form);
 
-/// The number of `vendor_extension`, which takes what begins with `x-`.
+/// Keys with this prefix go to the field `vendor_extension`.
 const EXTENSIONS: &str = "x-";
 
 static DOCUMENT: [Field; 7] = [
@@ -143,7 +143,7 @@ static SCHEMA: [Field; 27] = [
     (EXTENSIONS, 31, Form::Any),
 ];
 
-// Forms of messages, and of messages in messages: static, for schemas hold schemas.
+// Forms of messages, and of nested messages: static, because schemas contain schemas.
 static A_SCHEMA: Form = Form::Message(&SCHEMA);
 static IN_SCHEMA: Form = Form::In(1, &A_SCHEMA);
 static A_PATH_ITEM: Form = Form::Message(&PATH_ITEM);
@@ -217,7 +217,7 @@ fn write(out: &mut Vec<u8>, number: u32, value: &Value, form: &Form) {
         },
         Form::Parameters => items().for_each(|item| bytes(out, number, &parameter(item))),
         Form::Securities => items().for_each(|item| {
-            // A member per scheme: its name, and the scopes.
+            // One member per scheme: its name, and the scopes.
             write(out, number, item, &Form::Named(1, &Form::In(1, &Form::Texts)));
         }),
     }
@@ -231,14 +231,14 @@ fn pair(out: &mut Vec<u8>, number: u32, name: &str, value: &Value, form: &Form) 
     bytes(out, number, &named);
 }
 
-/// `Any` with its text: JSON is YAML.
+/// `Any` with its text: JSON is valid YAML.
 fn any(value: &Value) -> Vec<u8> {
     let mut out = vec![];
     bytes(&mut out, 2, format!("{value}\n").as_bytes());
     out
 }
 
-/// `ParametersItem` around what the parameter is.
+/// `ParametersItem` around a parameter.
 fn parameter(item: &Value) -> Vec<u8> {
     let mut out = vec![];
     match item["in"].as_str().unwrap_or_default() {

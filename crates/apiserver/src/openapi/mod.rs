@@ -1,8 +1,8 @@
-//! OpenAPI documents: what `kubectl explain`, `apply` and client generators read.
+//! OpenAPI documents, for `kubectl explain`, `apply` and client generators.
 //!
-//! In: the rows, and a [`SchemaSource`] that knows the kinds' schemas. Out: `/openapi/v3` (an index
-//! with a hash per document), a document per group and version, and `/openapi/v2` with everything.
-//! Documents are made when somebody asks, and kept until the rows change.
+//! In: the rows, and a [`SchemaSource`] with the kinds' schemas. Out: `/openapi/v3` (an index with a hash
+//! per document), a document per group and version, and `/openapi/v2` with everything. Documents are made at
+//! the first request, and cached until the rows change.
 
 mod document;
 mod gnostic;
@@ -27,18 +27,18 @@ use crate::registry::Registry;
 use crate::resource::{Body, Resource, ResourceTable};
 use crate::schemas::{NoSchemas, SchemaSource};
 
-/// The media type of the protobuf form of v2. Answers carry this one: the old name, which clients may
-/// still ask by, is no media type that Go's `mime` reads.
+/// The media type of v2 in protobuf. Clients may still request the old name, but it is not a media type
+/// that Go's `mime` can parse, so answers have this one.
 const PROTOBUF: &str = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";
 const OLD_PROTOBUF: &str = "application/com.github.proto-openapi.spec.v2@v1.0+protobuf";
 
 pub struct OpenApi {
     schemas: Arc<dyn SchemaSource>,
     pages: Vec<Page>,
-    /// Custom kinds may change their schemas and keep their names: the hashes of their documents
-    /// differ from those of the last start.
+    /// The schemas of custom kinds may change under the same name, so the hashes of their documents differ
+    /// after each start.
     start: String,
-    /// The documents of one generation of rows, by path. Held while one is made.
+    /// The documents of one generation of rows, by path. Locked while one is made.
     cached: Mutex<(u64, HashMap<String, Document>)>,
 }
 
@@ -99,7 +99,7 @@ impl OpenApi {
         }
         let remotes = aggregator.map(|aggregator| aggregator.remotes());
         for remote in remotes.iter().flat_map(|remotes| remotes.iter()) {
-            // Whoever asks again gets what is there then: nobody here knows when it changes.
+            // Not cached: this server does not know when the other server's document changes.
             let path = format!("apis/{}/{}", remote.group, remote.version);
             let url = format!("/openapi/v3/{path}");
             paths.insert(path, json!({ "serverRelativeURL": url }));
@@ -107,7 +107,7 @@ impl OpenApi {
         json!({ "paths": paths })
     }
 
-    /// The documents that there are: `api`, `apis`, a group, a group's version, `version`, the pages.
+    /// The paths of all documents: `api`, `apis`, a group, a group's version, `version`, the pages.
     fn paths(&self, table: &ResourceTable) -> Vec<String> {
         let mut paths = document_paths(table);
         paths.extend(self.pages.iter().map(|page| page.path.trim_matches('/').to_owned()));
@@ -151,7 +151,7 @@ impl OpenApi {
         Some(document)
     }
 
-    /// Differs whenever the document may differ; known without making it.
+    /// Changes whenever the document may have changed; computed without making it.
     fn hash(&self, table: &ResourceTable, path: &str, generation: u64) -> String {
         let mut digest = Sha256::new();
         digest.update(self.schemas.revision());
@@ -173,7 +173,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02X}")).collect()
 }
 
-/// The first of the types that a client asks for by name decides; stars mean JSON.
+/// The first known media type in the header decides; wildcards mean JSON.
 fn wanted_protobuf(headers: &HeaderMap) -> Option<&'static str> {
     let clauses = clauses(headers);
     let known = clauses.iter().find_map(|clause| match clause.media {

@@ -1,4 +1,4 @@
-//! The operations of a row: one per route, with what OpenAPI tells of it.
+//! The operations of a row: one per route, with their OpenAPI properties.
 
 use serde_json::{Value, json};
 
@@ -7,7 +7,7 @@ use crate::resource::{Behaviour, Resource, Subresource};
 /// One route.
 #[derive(Clone)]
 pub struct Operation {
-    /// As `/api/v1/namespaces/{namespace}/pods/{name}`.
+    /// For example `/api/v1/namespaces/{namespace}/pods/{name}`.
     pub path: String,
     /// get, put, post, delete, patch, head, options.
     pub method: &'static str,
@@ -17,13 +17,13 @@ pub struct Operation {
     pub description: String,
     pub tag: String,
     pub group_version_kind: Value,
-    /// Names of [`parameter`]s in the query.
+    /// Names of the query's [`parameter`]s.
     pub query: Vec<&'static str>,
     pub body: Option<Shape>,
     pub answer: Shape,
 }
 
-/// What a body is.
+/// The shape of a body.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Shape {
     Object,
@@ -71,7 +71,7 @@ struct Form {
     verb: &'static str,
     method: &'static str,
     action: &'static str,
-    /// The operation id's first word, and the description's.
+    /// The first word of the operation id and of the description.
     word: &'static str,
     text: &'static str,
     query: &'static [&'static str],
@@ -204,7 +204,7 @@ fn kind(group: &str, version: &str, kind: &str) -> Value {
     json!({ "group": group, "version": version, "kind": kind })
 }
 
-/// The old way to watch.
+/// The deprecated watch paths.
 fn watches(row: &Resource, base: &str, scoped: &str, scope: &str) -> Vec<Operation> {
     let below = |path: &str| path.replacen(base, &format!("{base}/watch"), 1);
     let mut places = vec![
@@ -276,7 +276,7 @@ fn subresource_operations(
     all
 }
 
-/// What is proxied takes any method, on any path.
+/// A proxy accepts any method, on any path.
 fn with_paths(row: &Resource, subject: &str, mut all: Vec<Operation>) -> Vec<Operation> {
     let get = all.iter().find(|one| one.method == "get").cloned();
     for method in ["head", "options"] {

@@ -1,15 +1,15 @@
-//! Claims: who has a thing of which there is only one, and which is no object (a node port). A key per
-//! thing in the store, so that of several servers on one etcd no two give it away.
+//! Claims: the owners of unique things that are not objects (node ports). Each has a key in the store, so
+//! that several servers on one etcd cannot assign it twice.
 //!
 //! ```text
-//! /registry/decapod/nodeports/30080 ─► "default/web 1767225600": since then, in seconds
+//! /registry/decapod/nodeports/30080 ─► "default/web 1767225600": owner, and Unix time of the claim
 //! ```
 //!
-//! In: a thing and who wants it. Out: whether they have it now. A claim is written by compare-and-put
-//! before the object that it is for; so a server that stops in between leaves a claim that nothing
-//! stands for. Such a claim is not believed any more after a while ([`SETTLED`]).
+//! In: a thing and its owner. Out: whether the owner has it now. A claim is written by compare-and-put
+//! before its object. A server that stops in between leaves a claim without an object, which is ignored
+//! after a while ([`SETTLED`]).
 //!
-//! Invariant: an object that was written has the claims that it needs.
+//! Invariant: an object that was written has its claims.
 
 use bytes::Bytes;
 use machinery::StatusError;
@@ -18,10 +18,10 @@ use store::{Compare, KeyRange, Op, RangeRequest, Revision, Txn};
 use super::Registry;
 
 const PREFIX: &str = "/registry/decapod/";
-/// How long a write may take from its claims to its object, in seconds.
+/// Maximum seconds of a write from its claims to its object.
 const SETTLED: i64 = 60;
 
-/// What stands under a key.
+/// The value of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Claim {
     owner: String,
@@ -41,12 +41,12 @@ fn key(thing: &str) -> Bytes {
 }
 
 fn unavailable(error: &store::Error) -> StatusError {
-    StatusError::internal(format!("the claim cannot be decided: {error}"))
+    StatusError::internal(format!("cannot read or write the claim: {error}"))
 }
 
 impl Registry {
-    /// Takes `thing` (as `nodeports/30080`) for `owner` (as `default/web`), who may have it already.
-    /// `holds` says whether the object of another owner does need it.
+    /// Claims `thing` (for example `nodeports/30080`) for `owner` (for example `default/web`), who may have
+    /// it already. `holds` says whether the object of another owner really uses it.
     pub async fn claim<F>(
         &self,
         thing: &str,
@@ -71,14 +71,14 @@ impl Registry {
                 success: vec![Op::Put { key: key(thing), value, lease: 0 }],
                 failure: vec![],
             };
-            // Somebody was faster otherwise: then who it was decides.
+            // Another server may have written meanwhile: read again and decide by its value.
             if self.store().txn(txn).await.map_err(|error| unavailable(&error))?.succeeded {
                 return Ok(true);
             }
         }
     }
 
-    /// Gives `thing` back, if `owner` has it.
+    /// Releases `thing`, if `owner` has it.
     pub async fn release_claim(&self, thing: &str, owner: &str) {
         let Ok(Some(claim)) = self.claim_of(thing).await else { return };
         if claim.owner != owner {
@@ -90,8 +90,8 @@ impl Registry {
             failure: vec![],
         };
         if let Err(error) = self.store().txn(txn).await {
-            // Whoever wants it sees that nobody needs it.
-            tracing::warn!(thing, %error, "what nobody needs any more stays taken for a while");
+            // A later claim notices that the thing is not used.
+            tracing::warn!(thing, %error, "failed to release the claim");
         }
     }
 
@@ -116,7 +116,7 @@ mod tests {
 
     /// Two servers on one store.
     #[tokio::test]
-    async fn of_two_servers_one_gets_it() {
+    async fn only_one_of_two_servers_gets_it() {
         let store = store::Sim::open();
         let server = || {
             let tasks = Tasks::new("test");

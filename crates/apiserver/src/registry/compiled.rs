@@ -1,7 +1,7 @@
-//! What the server makes of all objects of one kind (webhooks from their configurations, policies),
-//! made anew only when the kind changed.
+//! A value computed from all objects of one kind (webhooks from their configurations, policies), computed
+//! again only after the kind changed.
 //!
-//! Invariant: what a request of this process wrote is seen by the next [`Compiled::get`].
+//! Invariant: the next [`Compiled::get`] sees the writes of this process.
 
 use std::sync::{Arc, Mutex};
 
@@ -17,7 +17,7 @@ type Compile<T, C> = fn(&[T]) -> C;
 /// See the module.
 pub struct Compiled<T, C> {
     compile: Compile<T, C>,
-    /// The latest result and the kind's revision that it is of. Never held across an await.
+    /// The latest value, and the revision of the kind that it belongs to. Never locked across an await.
     latest: Mutex<Option<(Revision, Arc<C>)>>,
 }
 

@@ -41,7 +41,7 @@ impl Registry {
         set_finalizers(&mut *object, options, row.strategy.orphans_by_default());
         let waits = self.begin(ctx, &mut *object, options);
         if !waits {
-            // Only what has a grace period is marked before it goes.
+            // Only an object with a grace period gets a deletion timestamp before it is removed.
             let is_marked = row.strategy.grace(&*old, options.grace_period_seconds) != Grace::None;
             let last = if is_marked { object } else { old };
             return self.remove(ctx, key, &current, last).await;
@@ -58,8 +58,8 @@ impl Registry {
         })
     }
 
-    /// Marks the object as being deleted where something keeps it: a grace period, finalizers.
-    /// `false`: nothing does, it may go at once.
+    /// Sets the deletion timestamp if a grace period or finalizers keep the object. `false`: it can be
+    /// removed at once.
     fn begin(
         &self,
         ctx: &RequestContext,
@@ -84,7 +84,7 @@ impl Registry {
             }
             strategy.starts_deleting(object);
         } else if grace < running {
-            // A shorter grace period counts from when the deletion began.
+            // A shorter grace period counts from the beginning of the deletion.
             let meta = object.meta_mut();
             if let Some(Time(at)) = meta.deletion_timestamp {
                 let begun = at - Duration::from_secs(running as u64);
@@ -97,7 +97,7 @@ impl Registry {
         grace > 0 || !finalized || strategy.holds_back_removal(object)
     }
 
-    /// Takes the object out of the store, if it still is at the revision that was judged.
+    /// Removes the object from the store, if it is still at the revision of the decision.
     pub(super) async fn remove(
         &self,
         ctx: &RequestContext,
@@ -112,7 +112,7 @@ impl Registry {
             let object = Stored::new(row.clone(), value, revision);
             Attempt::Done(Written { object, outcome: Outcome::Deleted })
         };
-        // It looks as it would have looked.
+        // A dry run returns the object as it would have been.
         if ctx.dry_run {
             return Ok(gone(object, current.revision()));
         }
@@ -132,7 +132,7 @@ impl Registry {
         Ok(gone(object, answer.revision))
     }
 
-    /// Deletes what the options select; answers what was selected.
+    /// Deletes the objects that the options select, and returns them.
     pub async fn delete_collection(
         &self,
         ctx: &RequestContext,
@@ -154,7 +154,7 @@ impl Registry {
     }
 }
 
-/// Upstream names the kind where others name the resource.
+/// Upstream names the kind here, where other errors name the resource.
 fn check_preconditions(
     ctx: &RequestContext,
     old: &dyn Object,
@@ -179,7 +179,7 @@ fn check_preconditions(
     Ok(())
 }
 
-/// The garbage collector's finalizers, as the propagation policy wants them.
+/// Sets the garbage collector's finalizers for the propagation policy.
 fn set_finalizers(object: &mut dyn Object, options: &DeleteOptions, orphans_by_default: bool) {
     let has = |name: &str| object.meta().finalizers.iter().flatten().any(|one| one == name);
     let (had_orphan, had_foreground) = (has(ORPHAN), has(FOREGROUND));

@@ -1,8 +1,8 @@
-//! Objects that nearly every request asks for, as its namespace and that one's service account: decoded
-//! once for each of their revisions.
+//! A cache of decoded objects that nearly every request needs, such as its namespace and service account.
+//! Each revision is decoded once.
 //!
-//! In: where an object is kept. Out: what the store has there now, shared.
-//! Invariant: the store says each time whether it is there and at which revision; only decoding is spared.
+//! In: an object's storage key. Out: the object in the store now, shared.
+//! Invariant: each call asks the store for existence and revision; only decoding is saved.
 
 use std::any::Any;
 use std::num::NonZeroUsize;
@@ -16,18 +16,18 @@ use super::{Registry, store_key};
 use crate::StatusError;
 use crate::request::Key;
 
-/// Objects kept decoded: those of as many namespaces as are written to about the same time.
+/// Maximum number of decoded objects: of as many namespaces as get writes at the same time.
 const MOST: NonZeroUsize = NonZeroUsize::new(256).expect("positive");
-/// Larger ones are not kept: decoded they take several times as much.
+/// Larger objects are not cached: decoded they take several times as much memory.
 const LARGEST: usize = 16 << 10;
 
 type Decoded = (Revision, Arc<dyn Any + Send + Sync>);
 
-/// By the key in the store. Locked for a look or an insert, never across an await.
+/// By storage key. Locked for a look-up or an insert, never across an await.
 pub(super) struct Known(Mutex<LruCache<String, Decoded>>);
 
 impl Default for Known {
-    /// It grows up to its bound: `LruCache::new` takes all the memory at once.
+    /// Grows up to its limit: `LruCache::new` would allocate all memory at once.
     fn default() -> Self {
         let mut objects = LruCache::unbounded();
         objects.resize(MOST);
@@ -36,7 +36,7 @@ impl Default for Known {
 }
 
 impl Registry {
-    /// As [`find`](Self::find), for what many requests ask for.
+    /// Like [`find`](Self::find), for objects that many requests need.
     pub async fn known<T>(&self, namespace: &str, name: &str) -> Result<Option<Arc<T>>, StatusError>
     where
         T: k8s_openapi::Metadata<Ty = ObjectMeta> + Send + Sync + 'static,
@@ -77,7 +77,7 @@ mod tests {
     use crate::resource::ResourceTable;
 
     #[tokio::test]
-    async fn it_is_what_the_store_has_and_shared_until_it_changes() {
+    async fn it_returns_the_stored_object_and_shares_it_until_it_changes() {
         let table = ResourceTable::new([crate::testing::row::<ConfigMap>("configmaps", &[], true)]);
         let registry =
             Registry::new(store::Sim::open(), table, Chain::default(), Tasks::new("test"));

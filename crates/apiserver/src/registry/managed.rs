@@ -1,11 +1,11 @@
 //! Field ownership on the write path: `metadata.managedFields`, and server-side apply.
 //!
-//! In: objects before and after a write, or an applied configuration. Out: the entries, and for
-//! apply the merged object. All is told in the version of the request; the rules are
-//! `machinery::patch::apply`'s.
+//! In: objects before and after a write, or an applied configuration. Out: the entries, and for apply the
+//! merged object. Everything is in the version of the request; the rules are in
+//! `machinery::patch::apply`.
 //!
-//! Writes that the server computes itself ([`Intent::Modify`](super::Intent::Modify)) own nothing,
-//! as upstream's binding and eviction do not.
+//! Writes that the server computes itself ([`Intent::Modify`](super::Intent::Modify)) own no fields, like
+//! upstream's binding and eviction.
 
 use std::sync::Arc;
 
@@ -24,10 +24,10 @@ use crate::StatusError;
 use crate::request::RequestContext;
 use crate::resource::{Behaviour, Resource, SubresourceKind, View};
 
-/// The definition behind every scale subresource.
+/// The definition of every scale subresource.
 const SCALE: &str = "io.k8s.api.autoscaling.v1.Scale";
 
-/// The kind that a write is about: the row's own, or that of a view.
+/// The kind of a write: the row's own, or that of a view.
 struct Kind<'a> {
     registry: &'a Registry,
     row: &'a Resource,
@@ -82,7 +82,7 @@ impl Versions for Kind<'_> {
     }
 }
 
-/// The definition of the version that the row serves; the row's own is of the stored one.
+/// The definition of the served version; the row's own definition is that of the stored version.
 fn served(row: &Resource) -> Option<String> {
     if row.conversion.is_none() || row.custom {
         return Some(row.definition.clone());
@@ -106,7 +106,7 @@ fn to_served(row: &Resource, object: Box<dyn Object>) -> Result<Box<dyn Object>,
     }
 }
 
-/// An object in the stored version as the row serves it.
+/// An object of the stored version, in the version of the row.
 fn shown(row: &Resource, object: &dyn Object) -> Result<Vec<u8>, String> {
     match &row.conversion {
         None => Ok(object.encode()),
@@ -118,7 +118,7 @@ fn shown(row: &Resource, object: &dyn Object) -> Result<Vec<u8>, String> {
 }
 
 impl Registry {
-    /// Notes in `object` who owns what, after a create (`old` is nothing), an update or a patch. Both
+    /// Updates the managed fields of `object` after a create (`old` is `None`), an update or a patch. Both
     /// are of the stored version.
     pub(super) fn own(
         &self,
@@ -165,7 +165,7 @@ impl Registry {
         set(view, ctx, entries);
     }
 
-    /// Server-side apply: `configuration` merged into what is there (`None`: nothing is yet).
+    /// Server-side apply: merges `configuration` into the existing object (`None`: there is none).
     pub(super) fn merged_by_owner(
         &self,
         ctx: &RequestContext,
@@ -214,13 +214,13 @@ impl Registry {
     }
 }
 
-/// The kind that the subresource shows, where that is a view.
+/// The kind of the subresource, if it is a view.
 fn view_of(ctx: &RequestContext) -> Option<SubresourceKind> {
     let sub = ctx.resource.subresource(&ctx.subresource)?;
     sub.kind.filter(|_| matches!(sub.behaviour, Behaviour::View(_)))
 }
 
-/// An update that changes nothing need not be looked at any closer.
+/// An update that changes nothing needs no further work.
 fn owned_after(
     write: &Write<'_>,
     row: &Resource,
@@ -252,14 +252,18 @@ fn parsed(json: &[u8]) -> Result<Tree<'_>, String> {
     Tree::parse(json).map_err(|error| error.to_string())
 }
 
-/// Ownership is never the reason that a write fails: what cannot be told is not told.
+/// A write never fails because of ownership: if it cannot be computed, there are no entries.
 fn set(
     object: &mut dyn Object,
     ctx: &RequestContext,
     entries: Result<Vec<ManagedFieldsEntry>, String>,
 ) {
     let entries = entries.unwrap_or_else(|why| {
-        tracing::warn!(kind = ctx.resource.kind, why, "nobody knows who owns the object's fields");
+        tracing::warn!(
+            kind = ctx.resource.kind,
+            why,
+            "failed to compute the managed fields of an object"
+        );
         vec![]
     });
     object.meta_mut().managed_fields = Some(entries).filter(|entries| !entries.is_empty());
@@ -293,7 +297,7 @@ fn apply_conflict(conflicts: &[Conflict]) -> StatusError {
     error
 }
 
-/// Are the entries the same but for when? Then the write that changes nothing else is none.
+/// Whether the entries differ only in their times. Such a write changes nothing.
 pub(super) fn same_but_for_time(object: &dyn Object, old: &dyn Object) -> bool {
     let entries = |object: &dyn Object| object.meta().managed_fields.clone().unwrap_or_default();
     let timeless = |mut entries: Vec<ManagedFieldsEntry>| {
@@ -304,7 +308,7 @@ pub(super) fn same_but_for_time(object: &dyn Object, old: &dyn Object) -> bool {
     new.len() == old.len() && !new.is_empty() && timeless(new) == timeless(old)
 }
 
-/// Gives a view the entries that it shows of its parent's.
+/// Sets the entries of a view: the part of its parent's that it shows.
 pub(super) fn show_in_view(view: &dyn View, shown: &mut dyn Object, parent: &dyn Object) {
     let entries = parent.meta().managed_fields.as_deref().unwrap_or_default();
     let path = view.replicas_path();
@@ -312,7 +316,7 @@ pub(super) fn show_in_view(view: &dyn View, shown: &mut dyn Object, parent: &dyn
     shown.meta_mut().managed_fields = Some(shown_entries).filter(|entries| !entries.is_empty());
 }
 
-/// Carries what a write to a view made of them into the parent's.
+/// Copies the entries after a write to a view into the parent's.
 pub(super) fn carry_to_parent(
     view: &dyn View,
     shown: &dyn Object,
@@ -362,9 +366,9 @@ mod tests {
         patch(PatchKind::Apply { force: false }, body)
     }
 
-    /// Without a schema maps are granular all the same.
+    /// Without a schema, too, maps are granular.
     #[tokio::test]
-    async fn writes_are_owned_and_what_changes_nothing_is_not_written() {
+    async fn writes_are_owned_and_an_unchanged_object_is_not_written() {
         let row = crate::testing::row::<ConfigMap>("configmaps", &[], true);
         let table = ResourceTable::new([row]);
         let registry =

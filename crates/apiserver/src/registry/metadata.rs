@@ -1,4 +1,4 @@
-//! The metadata of every kind: what the server fills in, carries over, and refuses.
+//! The metadata of every kind: the server sets, keeps and validates it.
 //! Upstream: `k8s.io/apimachinery/pkg/api/validation`, `k8s.io/apiserver/pkg/registry/rest`.
 
 use machinery::field::{FieldErrors, Path};
@@ -10,12 +10,12 @@ use crate::StatusError;
 use crate::request::Key;
 use crate::resource::{MetadataRules, Resource};
 
-/// All annotations of an object together. Upstream: 256 KiB.
+/// Maximum size of all annotations of an object. Upstream: 256 KiB.
 const ANNOTATIONS_LIMIT: usize = 256 << 10;
-/// `generateName` leaves room for five random characters.
+/// `generateName` may be this long: five random characters follow.
 const GENERATED_PREFIX_LIMIT: usize = 58;
 
-/// What nobody can say of a new object.
+/// Clears the fields that a creator cannot set.
 pub(super) fn wipe_system_fields(meta: &mut ObjectMeta) {
     meta.uid = None;
     meta.creation_timestamp = None;
@@ -24,7 +24,7 @@ pub(super) fn wipe_system_fields(meta: &mut ObjectMeta) {
     meta.self_link = None;
 }
 
-/// What a new object gets, whatever its creator wrote.
+/// Sets the fields of a new object, whatever its creator wrote.
 pub(super) fn fill_new(row: &Resource, key: &Key, object: &mut dyn Object) {
     let generation = row.strategy.has_generation().then_some(1);
     let meta = object.meta_mut();
@@ -39,7 +39,7 @@ pub(super) fn fill_new(row: &Resource, key: &Key, object: &mut dyn Object) {
     }
     meta.uid = Some(base::rng::uuid());
     meta.creation_timestamp = Some(Time(base::clock::now_seconds()));
-    // Kinds without one keep what they are given.
+    // Kinds without a generation keep the given value.
     meta.generation = generation.or(meta.generation);
     tidy(meta);
 }
@@ -50,7 +50,7 @@ fn generated_name(prefix: &str) -> String {
     format!("{}{}", &prefix[..end], base::rng::alphanumeric(5))
 }
 
-/// Go leaves out empty maps and lists; so do we, or equal objects would look different.
+/// Removes empty maps and lists, as Go does; otherwise equal objects would differ.
 fn tidy(meta: &mut ObjectMeta) {
     meta.labels.take_if(|labels| labels.is_empty());
     meta.annotations.take_if(|annotations| annotations.is_empty());
@@ -60,7 +60,7 @@ fn tidy(meta: &mut ObjectMeta) {
     meta.managed_fields.take_if(|fields| fields.is_empty());
 }
 
-/// What an update cannot change, taken from the state before.
+/// Copies the fields that an update cannot change from the old state.
 pub(super) fn carry_over(object: &mut dyn Object, old: &dyn Object) {
     let (meta, before) = (object.meta_mut(), old.meta());
     meta.uid = before.uid.clone();
@@ -75,7 +75,7 @@ pub(super) fn carry_over(object: &mut dyn Object, old: &dyn Object) {
     tidy(meta);
 }
 
-/// A patch can say another name, namespace or uid: they are refused, the uid as validation does.
+/// Refuses a patch that changes name, namespace or uid; the uid with validation's error.
 pub(super) fn check_patched(
     row: &Resource,
     key: &Key,
@@ -95,7 +95,7 @@ pub(super) fn check_patched(
     Err(StatusError::invalid(&row.group, &row.kind, &key.name, errors))
 }
 
-/// Does a patched object belong where the request says? One that does not say is put there.
+/// Checks that a patched object matches the request's name and namespace; missing values are set.
 pub(super) fn check_place(
     row: &Resource,
     key: &Key,
@@ -121,7 +121,7 @@ pub(super) fn check_place(
     }
 }
 
-/// uid and resourceVersion that an update brings are preconditions.
+/// The uid and resourceVersion in an update are preconditions.
 pub(super) fn check_preconditions(
     row: &Resource,
     object: &dyn Object,
@@ -156,7 +156,7 @@ pub(super) fn check_preconditions(
     Ok(())
 }
 
-/// A revision that is none, in the words of Go's reader of numbers.
+/// An invalid revision, in the words of Go's number parser.
 fn not_a_number(version: &str) -> StatusError {
     let why = format!("strconv.ParseUint: parsing {version:?}: invalid syntax");
     StatusError::new(Reason::Unknown, why).with_code(500)
@@ -168,7 +168,7 @@ pub(super) fn modified(row: &Resource, name: &str) -> StatusError {
     StatusError::conflict(&row.group, &row.plural, name, why)
 }
 
-/// What is wrong with the metadata of a new object.
+/// The errors in the metadata of a new object.
 pub(super) fn validate_new(row: &Resource, object: &dyn Object) -> FieldErrors {
     let mut errors = FieldErrors::default();
     let path = Path::new("metadata");
@@ -193,7 +193,7 @@ pub(super) fn validate_new(row: &Resource, object: &dyn Object) -> FieldErrors {
     errors
 }
 
-/// A prefix is judged as if it were whole: what will follow a last dash is no dash.
+/// A prefix is validated like a whole name: the last dash is replaced, because other characters follow it.
 fn masked(prefix: &str) -> String {
     match prefix.strip_suffix('-') {
         Some(rest) if !rest.is_empty() => format!("{rest}a"),
@@ -224,7 +224,7 @@ fn validate_domains(row: &Resource, meta: &ObjectMeta, path: &Path, errors: &mut
     }
 }
 
-/// What is wrong with the metadata after an update.
+/// The errors in the metadata after an update.
 pub(super) fn validate_update(
     row: &Resource,
     object: &dyn Object,
@@ -242,7 +242,7 @@ pub(super) fn validate_update(
                 "no new finalizers can be added if the object is being deleted, found new finalizers {}",
                 go_strings(&added)
             );
-            // As for uids: upstream looks twice.
+            // As for uids, upstream validates twice.
             for _ in 0..2 {
                 errors.forbidden(&path.child("finalizers"), &detail);
             }
@@ -256,12 +256,12 @@ pub(super) fn validate_update(
         }
     }
     validate_common(row, meta, &path, &mut errors);
-    // And once more, as the rest above.
+    // And once more, like the rest above.
     validate_domains(row, meta, &path, &mut errors);
     errors
 }
 
-/// `[]string{"a", "b"}`, as upstream prints lists.
+/// `[]string{"a", "b"}`, upstream's format of lists.
 fn go_strings(texts: &[&String]) -> String {
     let quoted: Vec<String> = texts.iter().map(|text| format!("{text:?}")).collect();
     format!("[]string{{{}}}", quoted.join(", "))
@@ -340,8 +340,8 @@ fn validate_owners(meta: &ObjectMeta, path: &Path, errors: &mut FieldErrors) {
     }
 }
 
-/// A new object must not say which revision it is. Upstream's storage parses the version: `0`, and
-/// text that is no number, say nothing.
+/// A new object must have no resourceVersion. Upstream's storage parses it: `0` and text that is not a
+/// number count as none.
 pub(super) fn check_new_version(object: &dyn Object) -> Result<(), StatusError> {
     let version = object.meta().resource_version.as_deref().unwrap_or_default();
     match version.parse::<u64>() {

@@ -38,26 +38,26 @@ pub(crate) use read::parse_version;
 
 pub use crate::stored::{EventStream, List, Stored, WatchEvent};
 
-/// See the module. Clones are the same registry.
+/// See the module. Clones share the registry.
 #[derive(Clone)]
 pub struct Registry(Arc<Inner>);
 
 struct Inner {
     store: Arc<dyn Store>,
-    /// Replaced once, when what its plugins ask (the authorizers) is there.
+    /// Replaced once, when the authorizers exist, which its plugins need.
     chain: ArcSwap<Chain>,
     table: ArcSwap<ResourceTable>,
-    /// Held while a changed table is made out of the present one.
+    /// Locked while a changed table is made from the current one.
     changing: Mutex<()>,
-    /// Counts the replacements of `table`, and tells those who follow them.
+    /// Counts the replacements of `table`, and notifies subscribers.
     generation: watch::Sender<u64>,
     /// One per storage prefix, made on first use. A plain mutex: never held across an await.
     cachers: Mutex<HashMap<String, Arc<Cacher>>>,
-    /// Leases of expiring objects, shared by those that expire about the same time.
+    /// Leases of expiring objects, shared by objects that expire at about the same time.
     leases: write::Leases,
     known: known::Known,
     numbers: StorageNumbers,
-    /// Tells why what a patch made does not fit; set once, by the server that has it.
+    /// Explains why the result of a patch does not match the kind; set once, by the server.
     schemas: OnceLock<Arc<dyn SchemaSource>>,
     tasks: Tasks,
 }
@@ -79,12 +79,12 @@ impl Registry {
         }))
     }
 
-    /// Sets the admission plugins: some ask the authorizers, which are made from the registry.
+    /// Sets the admission plugins. Some need the authorizers, which are made from the registry.
     pub fn set_admission(&self, chain: Chain) {
         self.0.chain.store(Arc::new(chain));
     }
 
-    /// Sets who knows the kinds' schemas. The first one stays.
+    /// Sets the source of schemas. Only the first call counts.
     pub fn set_schemas(&self, schemas: Arc<dyn SchemaSource>) {
         let _ = self.0.schemas.set(schemas);
     }
@@ -101,24 +101,24 @@ impl Registry {
         self.0.table.load_full()
     }
 
-    /// Replaces the rows; discovery and OpenAPI notice by the generation.
+    /// Replaces the rows; the generation tells discovery and OpenAPI.
     pub fn set_resources(&self, table: ResourceTable) {
         self.0.table.store(Arc::new(table));
         self.touch_resources();
     }
 
-    /// What discovery shows has changed, though the rows are the same.
+    /// Announces a change of discovery without a change of the rows.
     pub fn touch_resources(&self) {
         self.0.generation.send_modify(|generation| *generation += 1);
     }
 
-    /// Follows [`Registry::resources_generation`].
+    /// Subscribes to [`Registry::resources_generation`].
     pub fn resource_changes(&self) -> watch::Receiver<u64> {
         self.0.generation.subscribe()
     }
 
-    /// Changes the rows while others may, too. Watch caches of custom rows that are no longer there
-    /// are given up, and the watches on them end.
+    /// Changes the rows; concurrent changes are safe. Watch caches of removed custom rows are dropped, and
+    /// their watches end.
     pub fn change_resources(&self, change: impl FnOnce(&mut ResourceTable)) {
         let changing = self.0.changing.lock().expect("no panic under the lock");
         let mut table = (*self.resources()).clone();
@@ -147,7 +147,7 @@ impl Registry {
         &self.0.store
     }
 
-    /// The tasks of the server, for streams that outlive their request.
+    /// The server's task group, for streams that outlive their request.
     pub fn tasks(&self) -> &Tasks {
         &self.0.tasks
     }
@@ -169,14 +169,14 @@ impl Registry {
         cachers.entry(storage).or_insert_with(make).clone()
     }
 
-    /// Number and bytes of a resource's objects, where they are known without reading the store.
+    /// Number and bytes of a resource's objects, if they are known without reading the store.
     pub(crate) fn stored_size(&self, row: &Resource) -> Option<(u64, u64)> {
         let cachers = self.0.cachers.lock().expect("no panic under the lock");
         let (objects, bytes) = cachers.get(&cacher_name(row)?)?.size();
         Some((objects as u64, bytes as u64))
     }
 
-    /// Rows whose objects are in memory, with their number and bytes, by storage.
+    /// Rows whose objects are in memory, with their number and bytes, by storage key.
     pub(crate) fn stored_sizes(&self) -> Vec<(Arc<Resource>, usize, usize)> {
         let cachers = self.0.cachers.lock().expect("no panic under the lock");
         let mut sizes: Vec<_> = cachers
@@ -189,12 +189,12 @@ impl Registry {
         drop(cachers);
         let name = |row: &Arc<Resource>| (row.group.clone(), row.plural.clone());
         sizes.sort_by_cached_key(|(row, ..)| name(row));
-        // Versions of a custom kind may have a cache each.
+        // Versions of a custom kind may have separate caches.
         sizes.dedup_by_key(|(row, ..)| name(row));
         sizes
     }
 
-    /// One object, as the server's own parts read it: from the store, always current.
+    /// One object for the server's own code: from the store, always current.
     pub async fn find<T>(&self, namespace: &str, name: &str) -> Result<Option<T>, StatusError>
     where
         T: k8s_openapi::Metadata<Ty = ObjectMeta> + 'static,
@@ -205,8 +205,7 @@ impl Registry {
         Ok(stored.object()?.into_typed())
     }
 
-    /// All objects of a kind (in one namespace, or everywhere when it is empty), from the watch
-    /// cache as it is now.
+    /// All objects of a kind (in one namespace, or in all if it is empty), from the current watch cache.
     pub async fn cached<T>(&self, namespace: &str) -> Result<Vec<T>, StatusError>
     where
         T: k8s_openapi::Metadata<Ty = ObjectMeta> + 'static,
@@ -223,7 +222,7 @@ impl Registry {
         Ok(all)
     }
 
-    /// As [`cached`](Self::cached), but only what has these labels.
+    /// Like [`cached`](Self::cached), but only objects with these labels.
     pub async fn cached_with<T>(
         &self,
         namespace: &str,
@@ -243,7 +242,7 @@ impl Registry {
         Ok(all)
     }
 
-    /// Has later reads of the kind's cache wait for a write of this registry.
+    /// Makes later reads of the kind's cache wait for a write of this registry.
     fn note_written(&self, row: &Resource, revision: Revision) {
         let Some(storage) = &row.storage else { return };
         let cachers = self.0.cachers.lock().expect("no panic under the lock");
@@ -252,7 +251,7 @@ impl Registry {
         }
     }
 
-    /// The present state of a kind and a cursor over what follows: for indexes such as RBAC's.
+    /// The current state of a kind and a cursor over later events, for indexes such as RBAC's.
     pub async fn follow<T>(&self) -> (Vec<Stored>, Cursor)
     where
         T: k8s_openapi::Resource,
@@ -263,7 +262,7 @@ impl Registry {
         (entries.iter().map(|entry| cacher.stored(entry)).collect(), cacher.cursor(revision))
     }
 
-    /// The object of a cache event that [`follow`](Self::follow)'s cursor gave.
+    /// The object of a cache event from the cursor of [`follow`](Self::follow).
     pub fn stored_of<T: k8s_openapi::Resource>(&self, event: &CacheEvent) -> Option<Stored> {
         let cacher = self.cacher(&self.row_of::<T>());
         let entry = event.entry.as_ref().or(event.previous.as_ref())?;
@@ -295,7 +294,7 @@ impl Registry {
         if !errors.is_empty() {
             return Err(StatusError::invalid(
                 &ctx.resource.group,
-                // Upstream leaves the kind of reviews out.
+                // Upstream omits the kind of reviews.
                 "",
                 &key.name,
                 errors,
@@ -343,11 +342,11 @@ impl Registry {
         let asked = self.0.store.range(RangeRequest::new(range));
         let found = self.0.numbers.timed("get", row, asked).await.map_err(store_error)?;
         let kv = found.kvs.into_iter().next();
-        // Whoever asks for one object wants to look at it, and more than once.
+        // A caller that reads one object usually decodes it, and more than once.
         Ok(kv.map(|kv| Stored::new(row.clone(), kv.value.bytes(), kv.mod_revision)))
     }
 
-    /// What the store's answers took, for `/metrics`.
+    /// Writes the store's latencies, for `/metrics`.
     pub(crate) fn encode_storage(&self, out: &mut String) {
         self.0.numbers.encode(out);
     }
@@ -358,7 +357,7 @@ impl Registry {
     }
 }
 
-/// What the cache of a row's objects is known by.
+/// The key of a row's cache.
 fn cacher_name(row: &Resource) -> Option<String> {
     let storage = row.storage.clone()?;
     // Versions of a custom kind may have different selectable fields.
@@ -368,7 +367,7 @@ fn cacher_name(row: &Resource) -> Option<String> {
     }
 }
 
-/// Where an object is kept: `/registry/pods/default/web`.
+/// An object's storage key: `/registry/pods/default/web`.
 pub(crate) fn store_key(row: &Resource, key: &Key) -> String {
     let storage = row.storage.as_deref().expect("only stored resources have keys");
     match key.namespace.as_str() {

@@ -1,4 +1,4 @@
-//! What a caller asks of the registry: reads, writes, and what comes back.
+//! Requests to the registry: reads, writes, and their results.
 
 use std::time::Duration;
 
@@ -25,8 +25,8 @@ pub struct ListOptions {
     pub send_initial_events: Option<bool>,
 }
 
-/// What a write is to do. create, update, patch, apply, delete, status, scale, bind and evict
-/// differ in nothing else.
+/// The change of a write. This is the only difference between create, update, patch, apply, delete, status,
+/// scale, bind and evict.
 pub enum Intent {
     Create {
         object: Box<dyn Object>,
@@ -40,8 +40,8 @@ pub enum Intent {
         kind: PatchKind,
         body: Bytes,
     },
-    /// A change that the server itself computes, in the stored version: binding, eviction,
-    /// allocation. It may run several times, on fresh state each time.
+    /// A change that the server itself computes, in the stored version: binding, eviction, allocation. It may
+    /// run several times, each time on the current state.
     Modify(Modify),
     Delete {
         options: DeleteOptions,
@@ -64,11 +64,11 @@ pub struct DeleteOptions {
 pub enum Outcome {
     Created,
     Updated,
-    /// Nothing changed, nothing was written.
+    /// Nothing changed, so nothing was written.
     Unchanged,
-    /// Gone; the object is its last state.
+    /// Removed; the object is its last state.
     Deleted,
-    /// Marked: finalizers or a grace period keep it for now.
+    /// Being deleted: finalizers or a grace period keep it for now.
     Deleting,
 }
 

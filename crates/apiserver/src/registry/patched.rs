@@ -1,8 +1,8 @@
-//! What a JSON or merge patch made and is no object of its kind, told as upstream tells it.
+//! Upstream's error for a JSON or merge patch whose result is not a valid object of its kind.
 //!
-//! In: the patched tree, the patch, why it cannot be. Out: the 422 that shows the whole text, in the
-//! order that Go's patch leaves it in: what the patch touched is sorted, the rest stands in the order
-//! of Go's structs. Of those only metadata is followed, the one part that every object has.
+//! In: the patched tree, the patch, the reason. Out: the 422 with the whole text, in the order of Go's patch:
+//! the parts that the patch touched are sorted, the rest is in the order of Go's structs. Of these only
+//! metadata is known here, the part that every object has.
 
 use machinery::StatusError;
 use machinery::field::{FieldErrors, Path};
@@ -28,14 +28,14 @@ const METADATA: &[&str] = &[
 const MANAGED: &[&str] =
     &["manager", "operation", "apiVersion", "time", "fieldsType", "fieldsV1", "subresource"];
 
-/// The refusal of a patch.
+/// The error of a patch.
 pub(super) fn misfit(patched: &Value, patch: &[u8], why: &str) -> StatusError {
     let mut errors = FieldErrors::default();
     errors.invalid(&Path::new("patch"), text(patched, patch), why);
     StatusError::invalid("", "", "", errors)
 }
 
-/// The refusal of a strategic merge patch, which is shown as Go prints a map.
+/// The error of a strategic merge patch, which is shown in Go's format of a map.
 pub(super) fn misfit_tree(patch: &[u8], why: &str) -> StatusError {
     let patch: Value = serde_json::from_slice(patch).unwrap_or_default();
     let mut errors = FieldErrors::default();
@@ -116,12 +116,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_patch_did_not_touch_stands_in_gos_order() {
+    fn untouched_parts_are_in_gos_order() {
         let patched = json!({
             "metadata": { "uid": "u", "name": "n", "managedFields": [{ "time": "t", "manager": "m" }] },
             "kind": "K", "bogus": 1,
         });
-        // As the tree has it.
+        // In the order of the tree.
         let touched = format!(r#"{{"bogus":1,"kind":"K","metadata":{}}}"#, patched["metadata"]);
         for (patch, expected) in [
             (

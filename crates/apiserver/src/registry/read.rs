@@ -1,4 +1,4 @@
-//! get, list and watch: which state a resourceVersion asks for, pages, and the frames of a watch.
+//! get, list and watch: the state for a resourceVersion, pages, and the events of a watch.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,25 +19,25 @@ use crate::cacher::{CacheEvent, Cacher, Cursor, Entry, Scope, parse_key, storage
 use crate::request::Key;
 use crate::resource::Resource;
 
-/// How often a quiet watch tells where it is. Upstream: about a minute.
+/// Interval of a quiet watch's bookmarks. Upstream: about a minute.
 const BOOKMARK_PERIOD: Duration = Duration::from_secs(60);
 const TOKEN_VERSION: &str = "meta.k8s.io/v1";
-/// Keys read from the store at once when a page must be found in history.
+/// Number of keys read from the store at once for a page in history.
 const PAGE: usize = 1000;
 
-/// How long the pages of one list show one state. Upstream: the states that its compactor keeps,
-/// which are those of the last 5 minutes. Here history outlives that, but clients that walk away from
-/// a list should learn it as early as there.
+/// How long the pages of one list show the same state. Upstream's compactor keeps the states of the last 5
+/// minutes. Here history is kept longer, but clients that abandon a list should get the same error as
+/// early as with upstream.
 const PAGES_LAST: SignedDuration = SignedDuration::from_mins(5);
 
-/// A page's end: where the next begins, in which state, and when the first page was read.
+/// The end of a page: the start of the next one, the list's revision, and the time of the first page.
 #[derive(Default, Serialize, Deserialize)]
 #[serde(default)]
 struct ContinueToken {
     v: String,
     rv: i64,
     start: String,
-    /// In seconds since 1970; 0 in a token that does not end.
+    /// In seconds since 1970; 0 in a token that does not expire.
     since: i64,
 }
 
@@ -76,7 +76,7 @@ impl Registry {
         if row.storage.is_none() {
             let all = row.strategy.computed(self, key).await?;
             let found = all.into_iter().find(|one| is_at(&**one, key));
-            // Upstream's answer names the key.
+            // Upstream's error names the storage key.
             let name = match row.namespaced {
                 true => format!("{}/{}", key.namespace, key.name),
                 false => key.name.clone(),
@@ -165,8 +165,8 @@ impl Registry {
         let prefix = storage_scope(row, &scope.namespace);
         let start = format!("{prefix}{}", token.start.trim_start_matches('/'));
         let current = self.revision().await?;
-        // A negative revision asks for the newest state: the inconsistent continuation of a page
-        // whose state is compacted.
+        // A negative revision means the newest state: the inconsistent continuation of a list whose revision
+        // is compacted.
         let (at, since) = match token.rv {
             1.. => (Revision(token.rv as u64), token.since),
             _ => (current, clock::now().as_second()),
@@ -179,8 +179,8 @@ impl Registry {
         }
     }
 
-    /// Reads the state at a revision from the store, from `start` on: a page of a list that began
-    /// at `since`.
+    /// Reads the state at a revision from the store, beginning at `start`: a page of a list that began at
+    /// `since`.
     async fn list_history(
         &self,
         row: &Arc<Resource>,
@@ -304,7 +304,7 @@ fn group_version(row: &Resource) -> String {
     format!("{}/{}", row.group, row.version)
 }
 
-/// One running watch: what is still to be said, and the cursor for what comes.
+/// One running watch: pending events, and the cursor for later ones.
 struct Watcher {
     row: Arc<Resource>,
     scope: Scope,
@@ -341,7 +341,7 @@ impl Watcher {
         }
     }
 
-    /// A timer fired: time for a bookmark, or the end.
+    /// A timer fired: sends a bookmark, or ends the watch.
     fn tick(&mut self) {
         let now = Instant::now();
         let ends = self.deadline.is_some_and(|deadline| deadline <= now);
@@ -354,8 +354,7 @@ impl Watcher {
         self.over = ends;
     }
 
-    /// What an event means to this watcher: an object that starts to match is added, one that
-    /// ceases to is deleted.
+    /// The event for this watch: an object that begins to match is added, one that stops matching is deleted.
     fn translate(&self, event: &CacheEvent) -> Option<WatchEvent> {
         let matches = |entry: &&Arc<Entry>| self.scope.matches(entry);
         let now = event.entry.as_ref().filter(matches);
@@ -379,7 +378,7 @@ fn all_stored<'e>(
     Stored::all(row, &values.collect::<Vec<_>>())
 }
 
-/// Absent and empty are the same: no wish.
+/// Missing and empty are the same.
 pub(crate) fn parse_version(text: Option<&str>) -> Result<Option<Revision>, StatusError> {
     match text {
         None | Some("") => Ok(None),
@@ -396,12 +395,12 @@ fn storage_scope(row: &Resource, namespace: &str) -> String {
     if namespace.is_empty() { prefix } else { format!("{prefix}{namespace}/") }
 }
 
-/// The key as a token of a namespaced list names it.
+/// The key in the form that a token of a namespaced list has.
 fn relative(key: &Key, scope: &Scope) -> Key {
     if scope.namespace.is_empty() { key.clone() } else { Key::new("", key.name.clone()) }
 }
 
-/// What Go says of bytes that are no JSON.
+/// Go's error for bytes that are not JSON.
 fn not_json(bytes: &[u8], error: &serde_json::Error) -> String {
     match bytes.first() {
         None => "unexpected end of JSON input".into(),
@@ -421,7 +420,7 @@ fn encode_token(last: &Key, revision: Revision, since: i64) -> String {
     ContinueToken::of(revision.0 as i64, format!("{path}\0"), since).encode()
 }
 
-/// 410 with a token that goes on in the newest state, as upstream offers.
+/// 410 with a token that continues in the newest state, as upstream.
 fn expired_page(start: String) -> StatusError {
     let token = ContinueToken::of(-1, start, 0).encode();
     StatusError::expired("The provided continue parameter is too old to display a consistent list result. You can start a new list without the continue parameter, or use the continue token in this response to retrieve the remainder of the results. Continuing with the provided token results in an inconsistent list - objects that were created, modified, or deleted between the time the first chunk was returned and now may show up in the list.")

@@ -5,8 +5,8 @@
 //!                                    ─► validating admission ─► allocate ─► compare-and-put
 //! ```
 //!
-//! A compare that fails on an intent which does not name its revision runs the lot again on fresh
-//! state, a bounded number of times. A dry run stops before the put.
+//! If the compare fails and the intent names no revision, the path runs again on the current state, a
+//! bounded number of times. A dry run stops before the put.
 
 use std::sync::{Arc, Mutex};
 
@@ -30,22 +30,22 @@ use crate::codec::{decode, gojson};
 use crate::request::{FieldValidation, Key, RequestContext};
 use crate::resource::{Behaviour, Examined, MetadataRules, Resource};
 
-/// Runs on fresh state after a lost race. Upstream's patch gives up after 5; single-object updates
-/// by the server itself race with busy status writers, so a few more.
+/// Maximum runs after lost races. Upstream's patch gives up after 5; the server's own updates of single
+/// objects race with frequent status writers, so they get a few more.
 const ATTEMPTS: usize = 12;
-/// Retries of a generated name that is taken.
+/// Retries if a generated name exists already.
 const NAME_ATTEMPTS: usize = 8;
 /// Objects that expire within this many seconds of each other share a lease.
 const LEASE_SLACK_SECONDS: i64 = 60;
 
-/// What one run of the path came to.
+/// The result of one run of the path.
 pub(super) enum Attempt {
     Done(Written),
-    /// Somebody else wrote first.
+    /// Another write came first.
     Raced,
 }
 
-/// The lease that new expiring objects share, and until when.
+/// The shared lease of new expiring objects, and its end.
 #[derive(Default)]
 pub(super) struct Leases(Mutex<Option<SharedLease>>);
 
@@ -57,7 +57,7 @@ struct SharedLease {
 }
 
 impl Registry {
-    /// See the module: every write of the server comes through here.
+    /// See the module: every write of the server goes through this function.
     pub async fn write(
         &self,
         ctx: &RequestContext,
@@ -112,7 +112,7 @@ impl Registry {
         let strategy = &*row.strategy;
         let mut object = self.to_stored(ctx, object)?;
         strategy.default(&mut *object);
-        // Before the server fills in what its creator did not write. Apply did so when it merged.
+        // Before the server sets missing fields. Apply did this when it merged.
         metadata::wipe_system_fields(object.meta_mut());
         if new != New::Applied {
             self.own(ctx, &mut *object, None);
@@ -126,7 +126,7 @@ impl Registry {
         strategy.default(&mut *object);
         strategy.prepare_create(ctx, &mut *object);
         strategy.settle(self, ctx, &mut *object, None).await?;
-        // No rule of a strategy is about who owns its fields, which would be half of its tree.
+        // No strategy has rules about managed fields, which would be half of the tree.
         let owners = object.meta_mut().managed_fields.take();
         let examined = Examined::new(&*object);
         let mut errors = strategy.validate(&examined);
@@ -151,22 +151,22 @@ impl Registry {
             Attributes::new(ctx, self, Operation::Create, &key, Some(&mut object), None, &options);
         self.chain().validate(&attributes).await?;
         let ctx = &ctx.relying_on(attributes.relied());
-        // As late as upstream, whose storage looks at it: a policy's refusal comes first, and a dry
-        // run stores nothing.
+        // As late as upstream, whose storage checks it: a policy's refusal comes first, and a dry run stores
+        // nothing.
         if new == New::Posted && !ctx.dry_run {
             metadata::check_new_version(&*object)?;
         }
         self.check_absent(row, &key).await?;
         match self.place(ctx, &key, &mut *object, None).await? {
             Some(written) => Ok(Attempt::Done(written)),
-            // It is not that it is there: what admission went by has changed.
+            // The object does not exist: another object that admission relied on has changed.
             None if self.current(row, &key).await?.is_none() => Ok(Attempt::Raced),
             None => Err(StatusError::already_exists(&row.group, &row.plural, &key.name)),
         }
     }
 
-    /// A lost create gives back what it was allocated: that must not be what the object that is
-    /// there already has, as the cluster IP that both ask for.
+    /// Checks before the allocation that the object does not exist. A lost create releases its allocations,
+    /// which must not be those of an existing object, for example if both request the same cluster IP.
     async fn check_absent(&self, row: &Arc<Resource>, key: &Key) -> Result<(), StatusError> {
         let Some(there) = self.current(row, key).await? else { return Ok(()) };
         let error = StatusError::already_exists(&row.group, &row.plural, &key.name);
@@ -175,8 +175,8 @@ impl Registry {
         Err(if is_going { error.with_message(message) } else { error })
     }
 
-    /// The end of the path: takes what the object needs, and puts it. What was taken for nothing is
-    /// given back, and after an update what is not needed any more. `None` after a lost race.
+    /// The end of the path: allocates what the object needs, and puts it. Unused allocations are released,
+    /// and after an update those that are no longer needed. `None` after a lost race.
     async fn place(
         &self,
         ctx: &RequestContext,
@@ -279,7 +279,7 @@ impl Registry {
         }
     }
 
-    /// Is the object kept otherwise than a write would keep it now (an older version, another key)?
+    /// Whether the stored form differs from what a write would store now (an older version, another key).
     async fn is_stale(
         &self,
         row: &Resource,
@@ -303,7 +303,7 @@ impl Registry {
         metadata::carry_over(object, old);
         strategy.prepare_update(ctx, object, old);
         strategy.settle(self, ctx, object, Some(&*old)).await?;
-        // A subresource that changes what is wanted counts, too: ephemeral containers, resize, scale.
+        // Subresources that change the desired state count, too: ephemeral containers, resize, scale.
         let wish = !matches!(ctx.subresource.as_str(), "status" | "binding");
         if wish && strategy.bumps_generation(object, old) {
             object.meta_mut().generation = Some(old.meta().generation.unwrap_or_default() + 1);
@@ -321,7 +321,7 @@ impl Registry {
         Ok(())
     }
 
-    /// PUT and apply create what is not there, where the kind allows it.
+    /// PUT and apply create a missing object, if the kind allows it.
     async fn update_missing(
         &self,
         ctx: &RequestContext,
@@ -365,7 +365,7 @@ impl Registry {
         }
     }
 
-    /// The intent applied to the present state; the result is in the stored version.
+    /// Applies the intent to the current state; the result is in the stored version.
     fn changed(
         &self,
         ctx: &RequestContext,
@@ -395,14 +395,14 @@ impl Registry {
         let mut object = old.boxed_clone();
         view.merge(&*after, &mut *object)?;
         if !is_apply(intent) {
-            // What the parent makes of it: a zero that was sent is none.
+            // The parent decides the stored value: for example it may drop a zero that was sent.
             let sent = after.meta_mut().managed_fields.take();
             after = view.view(&*object)?;
             after.meta_mut().managed_fields = sent;
             self.own_view(ctx, &mut *after, &*before);
         }
         managed::carry_to_parent(&**view, &*after, &mut *object, &row.api_version());
-        // The view's resourceVersion is a precondition as the object's own would be.
+        // The view's resourceVersion is a precondition, like the object's own.
         if version.as_deref().is_some_and(|version| !version.is_empty()) {
             object.meta_mut().resource_version = version;
         }
@@ -463,7 +463,7 @@ impl Registry {
         }
     }
 
-    /// Why a patched object is of no use: it says that it is something else.
+    /// Why a patched object is invalid: its apiVersion or kind is another one.
     fn other_kind(&self, row: &Resource, patched: &Value, shown: &dyn Object) -> Option<String> {
         let is_own = |name: &str, own: &str| patched[name].is_null() || patched[name] == own;
         if row.custom || (is_own("apiVersion", shown.api_version()) && is_own("kind", shown.kind()))
@@ -476,7 +476,7 @@ impl Registry {
         decode::type_misfit(&self.resources(), text("apiVersion"), text("kind"), wanted)
     }
 
-    /// Server-side apply: the merge by field ownership, into nothing where nothing is yet.
+    /// Server-side apply: merges by field ownership, into an empty object if there is none.
     fn applied(
         &self,
         ctx: &RequestContext,
@@ -492,8 +492,8 @@ impl Registry {
         Ok(object)
     }
 
-    /// Do fields come to be owned by this update? Apply has said so itself, views have done it, and
-    /// the server owns nothing.
+    /// Whether this update changes field ownership. Apply and views have set it already, and the server's own
+    /// writes own nothing.
     fn owns_by_update(&self, ctx: &RequestContext, intent: &Intent) -> bool {
         let sub = ctx.resource.subresource(&ctx.subresource);
         let is_view = sub.is_some_and(|sub| matches!(sub.behaviour, Behaviour::View(_)));
@@ -538,7 +538,7 @@ impl Registry {
         }
     }
 
-    /// Is this the update that lets a deleted object go?
+    /// Whether this update releases an object that is being deleted.
     fn is_released(&self, ctx: &RequestContext, object: &dyn Object, old: &dyn Object) -> bool {
         let meta = object.meta();
         let free =
@@ -551,8 +551,8 @@ impl Registry {
             && !ctx.resource.strategy.holds_back_removal(object)
     }
 
-    /// Compare-and-put: `None` when the key is no longer at `expected` (0: absent). A dry run only
-    /// says what would be there.
+    /// Compare-and-put: `None` if the key is no longer at `expected` (0: absent). A dry run only returns the
+    /// object that would be stored.
     pub(super) async fn put(
         &self,
         ctx: &RequestContext,
@@ -568,7 +568,7 @@ impl Registry {
         };
         let shown = settled(object.encode());
         let value = match &row.conversion {
-            // Strategies saw it in the row's version; only now it becomes the stored one.
+            // Strategies saw it in the row's version; only now it is converted to the stored one.
             Some(conversion) if row.custom => {
                 conversion.to_stored(object.boxed_clone())?.encode().into()
             }
@@ -597,7 +597,7 @@ impl Registry {
         Ok(answer.succeeded.then(|| Stored::new(row.clone(), shown, answer.revision)))
     }
 
-    /// A lease that lives at least `ttl_seconds` more.
+    /// A lease that lives for at least `ttl_seconds` more.
     async fn lease(&self, ttl_seconds: i64) -> Result<LeaseId, StatusError> {
         let now = base::clock::now();
         let shared = *self.0.leases.0.lock().expect("no panic under the lock");
@@ -618,17 +618,17 @@ impl Registry {
     }
 }
 
-/// How an object that was not there came.
+/// How a new object was created.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum New {
     Posted,
-    /// By an update, of kinds that may be created so.
+    /// By an update, for kinds that allow that.
     Put,
-    /// The merge has noted the owners of its fields.
+    /// By apply, whose merge has set the owners of its fields.
     Applied,
 }
 
-/// Does the intent say which revision it changes? Then a lost race is the caller's to solve.
+/// Whether the intent names the revision that it changes. Then the caller must resolve a lost race.
 fn names_its_revision(intent: &Intent) -> bool {
     match intent {
         Intent::Update { object } => {
@@ -642,8 +642,8 @@ fn is_apply(intent: &Intent) -> bool {
     matches!(intent, Intent::Patch { kind: PatchKind::Apply { .. }, .. })
 }
 
-/// A strategic merge patch goes into Go's struct of what is patched, whatever kind it says it is:
-/// clients send a Deployment's `kind` to its scale.
+/// A strategic merge patch is applied to Go's struct, whatever kind the patch names: clients send a
+/// Deployment's `kind` to its scale.
 fn keep_type(patched: &mut Value, before: &Value) {
     for name in ["apiVersion", "kind"] {
         if patched[name].is_string() || patched[name].is_null() {
@@ -652,7 +652,7 @@ fn keep_type(patched: &mut Value, before: &Value) {
     }
 }
 
-/// Is there nothing to write? That somebody wrote the same again is not worth a revision.
+/// Whether there is nothing to write. A write of the same content makes no revision.
 fn is_unchanged(object: &mut dyn Object, old: &mut dyn Object) -> bool {
     object.meta_mut().resource_version = None;
     old.meta_mut().resource_version = None;
@@ -672,7 +672,7 @@ fn is_unchanged(object: &mut dyn Object, old: &mut dyn Object) -> bool {
     same
 }
 
-/// The options as admission sees them.
+/// The options in the form for admission.
 pub(super) fn write_options(kind: &str, ctx: &RequestContext) -> Value {
     let mut options = serde_json::json!({ "kind": kind, "apiVersion": "meta.k8s.io/v1" });
     options["fieldManager"] = ctx.field_manager.clone().into();
@@ -682,7 +682,7 @@ pub(super) fn write_options(kind: &str, ctx: &RequestContext) -> Value {
     options
 }
 
-/// A merge patch is an object; what it is instead is told as Go does.
+/// A merge patch must be an object; otherwise the error is Go's.
 fn check_merge_patch(body: &[u8]) -> Result<(), StatusError> {
     let refused = |why: String| StatusError::bad_request(format!("error decoding patch: {why}"));
     gojson::check(body).map_err(refused)?;
@@ -707,7 +707,7 @@ fn patch_error(error: PatchError) -> StatusError {
     match error {
         PatchError::Malformed(why) => StatusError::bad_request(why),
         PatchError::Unfit(why) => {
-            tracing::debug!(why, "a patch does not fit its object");
+            tracing::debug!(why, "failed to apply a patch to its object");
             StatusError::new(
                 Reason::Invalid,
                 "the server rejected our request due to an error in our request",
@@ -730,7 +730,7 @@ mod tests {
     use crate::registry::DeleteOptions;
     use crate::resource::{ResourceTable, Strategy};
 
-    /// Counts what is allocated and what is given back; objects called "none" get nothing.
+    /// Counts allocations and releases; objects called "none" get nothing.
     #[derive(Clone, Default)]
     struct Counting {
         allocated: Arc<AtomicUsize>,
@@ -775,7 +775,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_taken_is_given_back_once_it_is_not_needed_and_not_before() {
+    async fn allocations_are_released_when_no_longer_needed_and_not_before() {
         let counting = <Counting as Default>::default();
         let mut row = crate::testing::row::<ConfigMap>("configmaps", &[], true);
         row.strategy = Arc::new(counting.clone());
@@ -803,10 +803,10 @@ mod tests {
             assert_eq!((got, counting.counts()), (outcome, counts), "{name}");
         };
         check("one", create("one"), Ok(Outcome::Created), [1, 0, 0]).await;
-        // Nothing is taken from what is there.
+        // Nothing is released that an existing object has.
         check("one", create("one"), Err(Reason::AlreadyExists), [1, 0, 0]).await;
         check("none", create("none"), Err(Reason::InternalError), [2, 0, 1]).await;
-        // A new object with a version is refused before anything is taken; `0` is none.
+        // A new object with a resourceVersion is refused before any allocation; `0` counts as none.
         let at = |name: &str, version: &str| {
             let mut object = object(name, "1");
             object.metadata.resource_version = Some(version.into());

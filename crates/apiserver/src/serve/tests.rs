@@ -1,4 +1,4 @@
-//! The server as a client sees it: requests through the whole stack, over a store in memory.
+//! The server from a client's view: requests through the whole stack, over a store in memory.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ mod cbor;
 mod local;
 mod websocket;
 
-/// Everybody is who the `User` header says; without one, nobody.
+/// The user is in the `User` header; without one the request is anonymous.
 struct ByHeader;
 
 #[async_trait]
@@ -37,7 +37,7 @@ impl Authenticator for ByHeader {
     }
 }
 
-/// The admin may do everything, the reader reads, the patcher changes what is there.
+/// The admin may do everything, the reader reads, the patcher changes existing objects.
 struct AdminOnly;
 
 #[async_trait]
@@ -59,7 +59,7 @@ struct Bench {
     tasks: Tasks,
 }
 
-/// What came back.
+/// An answer.
 struct Answer {
     code: u16,
     headers: http::HeaderMap,
@@ -96,7 +96,7 @@ impl Bench {
         Self { server, tasks }
     }
 
-    /// `POST /path` with headers `Name: value` and a body, as the admin unless a header says more.
+    /// `POST /path` with headers `Name: value` and a body, as the admin unless a header names another user.
     async fn send(
         &self,
         line: &str,
@@ -199,7 +199,7 @@ const NO_ROUTE: &str = "the server could not find the requested resource";
 const NO_METHOD: &str = "the server does not allow this method on the requested resource";
 
 #[tokio::test]
-async fn routes_that_are_not_there_are_refused() {
+async fn unknown_routes_are_refused() {
     let bench = Bench::new();
     let deployments = "/apis/apps/v1/namespaces/default/deployments";
     for (line, code, message) in [
@@ -261,8 +261,8 @@ async fn dry_runs_leave_no_trace() {
     bench.end().await;
 }
 
-/// Upstream's storage parses the version, after all that may refuse the object; a dry run stores
-/// nothing.
+/// Upstream's storage checks the version, after everything else that may refuse the object; a dry run does
+/// not store it.
 #[tokio::test]
 async fn new_objects_have_no_version() {
     let bench = Bench::new();
@@ -286,9 +286,9 @@ async fn new_objects_have_no_version() {
     bench.end().await;
 }
 
-/// A body of options counts alone; without one the query does.
+/// If there is a body with options, only it counts; otherwise the query does.
 #[tokio::test]
-async fn options_of_deletes_come_in_the_body_or_in_the_query() {
+async fn delete_options_are_in_the_body_or_in_the_query() {
     let bench = Bench::new();
     let delete = async |query: &str, body: Value| {
         let made = bench.create_config_map("a").await;
@@ -327,7 +327,7 @@ async fn options_of_deletes_come_in_the_body_or_in_the_query() {
 }
 
 #[tokio::test]
-async fn warnings_travel_in_headers() {
+async fn warnings_are_in_headers() {
     let bench = Bench::new();
     let answer =
         bench.ask(&format!("POST {MAPS}"), json!({ "metadata": { "name": "a" }, "zz": 1 })).await;
@@ -395,7 +395,7 @@ async fn identities_are_found_impersonated_and_authorized() {
 }
 
 #[tokio::test]
-async fn what_is_not_there_is_created_by_those_who_may_create() {
+async fn missing_objects_are_created_if_the_user_may_create() {
     let bench = Bench::new();
     let line = "PATCH /api/v1/namespaces/default/configmaps/a?fieldManager=test";
     let apply = |user: &'static str, value: &str| {
@@ -415,7 +415,7 @@ async fn what_is_not_there_is_created_by_those_who_may_create() {
 }
 
 #[tokio::test]
-async fn watches_frame_every_change() {
+async fn watches_send_every_change() {
     let bench = Bench::new();
     bench.create_config_map("a").await;
     let response = bench.send(&format!("GET {MAPS}?watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true"), &[], "").await;
@@ -578,7 +578,7 @@ async fn broken_protobuf_is_refused_in_upstreams_words() {
 }
 
 #[tokio::test]
-async fn protobuf_watches_have_lengths_in_front() {
+async fn protobuf_watches_have_length_prefixes() {
     let bench = Bench::new();
     let accept = format!("{PROTOBUF};stream=watch");
     bench.create_config_map("x").await;
@@ -596,7 +596,7 @@ async fn protobuf_watches_have_lengths_in_front() {
 }
 
 #[tokio::test]
-async fn long_lists_come_in_pieces_and_compressed() {
+async fn long_lists_are_sent_in_pieces_and_compressed() {
     let bench = Bench::new();
     for index in 0..40 {
         let data = "x".repeat(20_000);
@@ -651,12 +651,12 @@ async fn pages_show_one_state_for_some_minutes_only() {
         names.push(page["items"][0]["metadata"]["name"].clone());
         token = page["metadata"]["continue"].clone();
     }
-    assert_eq!(names, ["aa", "b", "c"], "what came in the meantime shows up");
+    assert_eq!(names, ["aa", "b", "c"], "objects created meanwhile are listed");
     bench.end().await;
 }
 
 #[tokio::test]
-async fn views_show_and_change_their_parent() {
+async fn views_read_and_change_their_parent() {
     let bench = Bench::new();
     let base = "/apis/apps/v1/namespaces/default/deployments";
     let spec = json!({ "replicas": 1, "selector": {}, "template": {} });
@@ -684,8 +684,8 @@ async fn views_show_and_change_their_parent() {
     );
     let parent = bench.ask(&format!("GET {base}/d"), Value::Null).await.json();
     assert_eq!(parent["spec"]["replicas"], 5);
-    // Ansible sends the parent's kind; a strategic patch goes into the view's struct, a merge patch
-    // is decoded.
+    // Ansible sends the parent's kind. A strategic patch is applied to the view's struct; a merge patch is
+    // decoded.
     let of_parent = json!({ "kind": "Deployment", "spec": { "replicas": 6 } }).to_string();
     for (format, code) in [("strategic-merge-patch", 200), ("merge-patch", 422)] {
         let content_type = format!("application/{format}+json");
@@ -712,7 +712,7 @@ async fn views_show_and_change_their_parent() {
 }
 
 #[tokio::test]
-async fn paths_beside_resources_answer() {
+async fn other_paths_than_resources_answer() {
     let bench = Bench::new();
     let api = bench.ask("GET /api/", Value::Null).await.json();
     assert_eq!(api["versions"], json!(["v1"]));
@@ -758,9 +758,9 @@ async fn paths_beside_resources_answer() {
     bench.end().await;
 }
 
-/// One seat for the admin, and it is taken.
+/// One seat for the admin, which is taken.
 #[tokio::test]
-async fn too_many_requests_are_sent_away() {
+async fn too_many_requests_are_refused() {
     use crate::fairness::{
         Config, Distinguisher, FlowSchema, Handling, PathRule, PriorityLevel, Rule, Subject, Work,
     };
@@ -807,7 +807,7 @@ async fn too_many_requests_are_sent_away() {
     assert_eq!(refused.header("content-type"), "text/plain; charset=utf-8");
     assert_eq!(refused.header("x-content-type-options"), "nosniff");
     assert_eq!(refused.header("x-kubernetes-pf-flowschema-uid"), "uid-schema");
-    // Others have seats of their own.
+    // Other users have their own seats.
     let other = bench.ask_with("GET /version", &[("user", "reader")], "").await;
     assert_eq!(other.header("x-kubernetes-pf-flowschema-uid"), "");
     drop(place);

@@ -1,5 +1,4 @@
-//! The limit of request bodies: whoever reads one, reads it here. Byte streams behind an upgrade are
-//! no bodies.
+//! Reads request bodies with a limit; all verbs use it. Byte streams after an upgrade are not bodies.
 
 use bytes::{Bytes, BytesMut};
 use http_body::Body as _;
@@ -11,11 +10,11 @@ use crate::resource::Body;
 
 /// Upstream: `MaxRequestBodyBytes`.
 pub const LIMIT: usize = 3 << 20;
-/// What is read of a larger one, so that its sender gets to read the answer.
+/// How much of a body above the limit is read, so that its client can read the answer.
 const DRAINED: usize = 64 << 20;
 
-/// The whole body. Frame by frame, because `http_body_util::Limited` makes futures that the compiler
-/// cannot prove to be `Send`.
+/// Reads the whole body, frame by frame: the compiler cannot prove that the futures of
+/// `http_body_util::Limited` are `Send`.
 pub async fn read(mut body: Body) -> Result<Bytes, StatusError> {
     if body.size_hint().lower() > LIMIT as u64 {
         return Err(refuse(body, 0).await);
@@ -27,7 +26,7 @@ pub async fn read(mut body: Body) -> Result<Bytes, StatusError> {
         if whole.len() + data.len() > LIMIT {
             return Err(refuse(body, whole.len()).await);
         }
-        // Nearly always all of it: no copy then.
+        // Usually the first frame is the whole body: no copy then.
         if whole.is_empty() && body.is_end_stream() {
             return Ok(data);
         }
@@ -36,8 +35,8 @@ pub async fn read(mut body: Body) -> Result<Bytes, StatusError> {
     Ok(whole.freeze())
 }
 
-/// Clients write all of a body before they listen: a connection closed in the middle of it would be
-/// all that they see.
+/// Clients write the whole body before they read: if the connection were closed in the middle, they would
+/// not see the answer.
 async fn refuse(mut body: Body, mut read: usize) -> StatusError {
     while read < DRAINED {
         let Some(Ok(frame)) = body.frame().await else { break };

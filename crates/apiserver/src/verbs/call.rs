@@ -1,4 +1,4 @@
-//! One request to a resource, with what its verb needs at hand.
+//! One request to a resource, with everything that its verb needs.
 
 use std::sync::Arc;
 
@@ -65,7 +65,7 @@ impl Call {
             Some(protobuf) => Messages::All(protobuf),
         };
         let speaks = Speaks { protobuf, cbor: cbor::is_served() };
-        // Streams answer in forms of their own.
+        // Streams have other forms of answers.
         let accept = if is_stream {
             Accept::JSON
         } else {
@@ -87,8 +87,8 @@ impl Call {
         &self.shared.registry
     }
 
-    /// The namespace that objects of the resource are in; empty for cluster-scoped ones, also for a
-    /// namespace itself, whose path names it as its own.
+    /// The namespace of the resource's objects; empty for cluster-scoped resources, also for a Namespace,
+    /// whose path contains its own name as the namespace.
     pub fn namespace(&self) -> &str {
         if self.row.namespaced { &self.info.namespace } else { "" }
     }
@@ -111,7 +111,7 @@ impl Call {
         TableOptions::parse(&self.query)
     }
 
-    /// For the audit log: the object that came, with its defaults.
+    /// For the audit log: the object of the request, with its defaults.
     pub fn note_object(&self, object: &dyn Object, codec: &dyn Codec) {
         let Some(trail) = Trail::of(&self.parts) else { return };
         trail.request_object(object, || {
@@ -131,7 +131,7 @@ impl Call {
     }
 
     pub fn content_type(&self) -> Option<&str> {
-        // What is no text is no type that anybody knows, and not none.
+        // Invalid text counts as an unknown type, not as a missing one.
         self.parts.headers.get(CONTENT_TYPE).map(|value| value.to_str().unwrap_or("?"))
     }
 
@@ -140,7 +140,7 @@ impl Call {
         self.format(protobuf)
     }
 
-    /// The format of a body of options, which custom resources have too.
+    /// The format of a body with options, which custom resources have too.
     pub fn options_format(&self) -> Result<BodyFormat, StatusError> {
         self.format(self.shared.options.protobuf)
     }
@@ -170,7 +170,7 @@ impl Call {
         }
     }
 
-    /// An object goes where the URL says. Upstream: `EnsureObjectNamespaceMatchesRequestNamespace`.
+    /// Sets the object's namespace from the URL. Upstream: `EnsureObjectNamespaceMatchesRequestNamespace`.
     pub fn place(&self, object: &mut dyn Object) -> Result<(), StatusError> {
         let wanted = self.namespace();
         let given = object.namespace();
@@ -183,7 +183,7 @@ impl Call {
         Ok(())
     }
 
-    /// A PUT's object is the one that the URL names.
+    /// Checks that the object of a PUT has the name in the URL.
     pub fn check_name(&self, object: &dyn Object) -> Result<(), StatusError> {
         let wanted = &self.info.name;
         match object.name() {
@@ -205,7 +205,7 @@ pub(crate) fn unsupported_media_type(accepted: &str) -> StatusError {
     StatusError::new(Reason::UnsupportedMediaType, message).without_details()
 }
 
-/// The right to `create` what a PUT or a patch names. Upstream: `withAuthorization`.
+/// The check for `create` of the object that a PUT or a patch names. Upstream: `withAuthorization`.
 fn may_create(shared: &Arc<Shared>, info: &RequestInfo, user: &UserInfo) -> MayCreate {
     let request = RequestInfo { verb: "create".into(), ..info.clone() };
     let asked = Arc::new((shared.clone(), Attributes { user: user.clone(), request }));
@@ -223,7 +223,7 @@ fn may_create(shared: &Arc<Shared>, info: &RequestInfo, user: &UserInfo) -> MayC
     })
 }
 
-/// The first part of the User-Agent: who changes fields, when the query names nobody.
+/// The first part of the User-Agent: the field manager, if the query names none.
 fn agent_name(parts: &Parts) -> String {
     const LONGEST: usize = 128;
     let agent =

@@ -1,4 +1,4 @@
-//! Byte streams: `exec`, `attach`, `portforward`, `proxy`, `log`. The handler speaks HTTP itself.
+//! Byte streams: `exec`, `attach`, `portforward`, `proxy`, `log`. The handler itself speaks HTTP.
 
 use http::{Request, Response};
 use machinery::StatusError;
@@ -9,7 +9,7 @@ use super::Call;
 use crate::query::Query;
 use crate::resource::{Body, Connect};
 
-/// Fields of the options kinds (`PodExecOptions`, `NodeProxyOptions`) by what they hold.
+/// Boolean fields of the options kinds (`PodExecOptions`, `NodeProxyOptions`).
 const FLAGS: [&str; 4] = ["stdin", "stdout", "stderr", "tty"];
 const LISTS: [&str; 1] = ["command"];
 const NUMBER_LISTS: [&str; 1] = ["ports"];
@@ -21,7 +21,7 @@ pub async fn connect(
     body: Body,
 ) -> Result<Response<Body>, StatusError> {
     let key = call.key();
-    // Reading a log is a read; the others open a way into the pod, which admission may refuse.
+    // Reading a log is a read; the others give access to the pod, which admission may refuse.
     if call.info.subresource != "log" {
         let options = Box::new(options_object(&call));
         call.registry().admit_connect(&call.ctx, &key, options).await?;
@@ -31,7 +31,7 @@ pub async fn connect(
     handler.connect(&registry, &call.ctx, &key, request).await
 }
 
-/// What admission sees: the query as an object of the subresource's own kind.
+/// The object for admission: the query as an object of the subresource's own kind.
 fn options_object(call: &Call) -> Unstructured {
     let sub = call.row.subresource(&call.info.subresource);
     let kind = sub.and_then(|sub| sub.kind);

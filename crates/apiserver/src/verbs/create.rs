@@ -31,7 +31,7 @@ pub async fn create(mut call: Call, body: Body) -> Result<Response<Body>, Status
     codec::object(&call.accept, StatusCode::CREATED, &written.object, &table_options)
 }
 
-/// The answer to a POST that stores nothing of its own.
+/// The answer to a POST whose object is not stored.
 pub fn created(call: &Call, codec_of: &dyn Codec, answer: Created) -> Response<Body> {
     let json = match answer {
         Created::Object(object) => codec_of.settle(object.encode()),

@@ -17,7 +17,7 @@ use crate::query::{Query, parse_bool};
 use crate::registry::{DeleteOptions, Intent, Outcome, Stored};
 use crate::resource::Body;
 
-/// `DeleteOptions` as clients write them. Unknown fields are ignored, as upstream does.
+/// `DeleteOptions` from clients. Unknown fields are ignored, as upstream.
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct Given {
@@ -38,7 +38,7 @@ struct Preconditions {
 pub async fn delete(mut call: Call, body: Body) -> Result<Response<Body>, StatusError> {
     let table_options = call.table_options()?;
     let options = read(&mut call, body).await?;
-    // Upstream: accepted, but not done, for those who asked for the dependents to go first.
+    // Upstream answers 202 to orphanDependents=false as long as the object is not deleted.
     let waits = options.orphan_dependents == Some(false);
     let written = call.registry().write(&call.ctx, &call.key(), Intent::Delete { options }).await?;
     let is_gone = written.outcome == Outcome::Deleted;
@@ -60,7 +60,7 @@ pub async fn delete_collection(mut call: Call, body: Body) -> Result<Response<Bo
     codec::list::list(&call.accept, &call.row, list, &table_options)
 }
 
-/// What a delete answers where the object is gone.
+/// The answer of a delete after which the object is gone.
 fn success(call: &Call, stored: &Stored) -> Result<Value, StatusError> {
     let mut details = json!({ "name": call.info.name, "kind": call.row.plural });
     if !call.row.group.is_empty() {

@@ -33,7 +33,7 @@ pub(crate) fn read(call: &Call, purpose: For) -> Result<ListOptions, StatusError
         let test = Test::In(vec![call.info.name.clone()]);
         options.fields.requirements.push(Requirement { key: "metadata.name".into(), test });
     }
-    // Any state will do, so upstream answers from its cache, which has all: no pages.
+    // Any state is acceptable, so upstream answers from its cache, without pages.
     if purpose == For::List && options.resource_version.as_deref() == Some("0") {
         options.limit = 0;
     }
@@ -160,7 +160,7 @@ fn check_version(options: &ListOptions, purpose: For) -> Result<(), StatusError>
     let Some(version) = options.resource_version.as_deref() else { return Ok(()) };
     let token = options.continue_token.as_deref().filter(|_| purpose == For::List);
     if let Some(token) = token {
-        // A token that cannot be read is the registry's to refuse.
+        // The registry refuses an invalid token.
         let is_readable = URL_SAFE_NO_PAD
             .decode(token.trim_end_matches('='))
             .is_ok_and(|bytes| serde_json::from_slice::<serde_json::Value>(&bytes).is_ok());

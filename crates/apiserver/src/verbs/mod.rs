@@ -1,7 +1,7 @@
-//! HTTP to intents: what method and path ask for, done by the registry.
+//! HTTP to intents: the verbs of method and path, executed by the registry.
 //!
-//! In: a request that passed the filters. Out: a response. [`VERBS`] is the table; a verb is a file.
-//! Which requests have a route at all (404, 405) follows from the resource's row.
+//! In: a request that passed the filters. Out: a response. [`VERBS`] is the table; a verb is a file. The
+//! resource's row determines which requests have a route at all (404, 405).
 
 mod body;
 mod call;
@@ -38,7 +38,7 @@ use crate::shared::Shared;
 
 type Handler = fn(Call, Body) -> BoxFuture<'static, Result<Response<Body>, StatusError>>;
 
-/// Verbs of [`RequestInfo`] and what does them.
+/// Verbs of [`RequestInfo`] and their handlers.
 const VERBS: &[(&str, Handler)] = &[
     ("get", |call, _| Box::pin(get::get(call))),
     ("list", |call, _| Box::pin(list::list(call))),
@@ -101,7 +101,7 @@ enum Route {
     Subresource,
 }
 
-/// Finds the handler of a request, or says why there is none.
+/// Finds the handler of a request, or returns why there is none.
 fn route(row: &Resource, info: &RequestInfo, method: &Method) -> Result<Route, StatusError> {
     let is_namespace = info.group.is_empty() && info.resource == "namespaces";
     if !info.namespace.is_empty() && !row.namespaced && !is_namespace {
@@ -111,7 +111,7 @@ fn route(row: &Resource, info: &RequestInfo, method: &Method) -> Result<Route, S
     if !info.subresource.is_empty() {
         let subresource = row.subresource(&info.subresource).ok_or_else(no_route)?;
         if subresource.name == "proxy" {
-            // What is behind decides about methods.
+            // The target of the proxy decides about methods.
             return Ok(Route::Subresource);
         }
         let is_method = !matches!(*method, Method::HEAD | Method::OPTIONS);

@@ -7,7 +7,7 @@ use machinery::field::{FieldError, FieldErrors, Path};
 use crate::query::Query;
 use crate::request::{FieldValidation, RequestContext};
 
-/// The kind that errors are about.
+/// The kind in error messages.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum OptionsKind {
     Create,
@@ -27,7 +27,7 @@ impl OptionsKind {
     }
 }
 
-/// Puts the options into the context; true if `force` is set.
+/// Sets the options in the context; returns true if `force` is set.
 pub fn read(
     kind: OptionsKind,
     query: &Query,
@@ -72,13 +72,13 @@ fn check_manager(manager: &str, errors: &mut FieldErrors) {
     if manager.len() > LONGEST {
         errors.too_long(&path, LONGEST);
     }
-    // Go's `unicode.IsPrint` knows no white space but the blank.
+    // In Go's `unicode.IsPrint` the only printable white space is the ASCII space.
     if manager.chars().any(|c| c.is_control() || (c.is_whitespace() && c != ' ')) {
         errors.invalid(&path, manager, "should not contain non-printable characters");
     }
 }
 
-/// `All` is the only value there is.
+/// `All` is the only valid value.
 pub fn check_dry_run(values: &[&str], errors: &mut FieldErrors) {
     if values.iter().all(|value| *value == "All") {
         return;

@@ -1,4 +1,4 @@
-//! `PATCH` of an object: four formats, one of them in two encodings, told apart by their content type.
+//! `PATCH` of an object: four formats, one of them in two encodings; the content type selects one.
 
 use std::borrow::Cow;
 
@@ -26,7 +26,7 @@ pub async fn patch(mut call: Call, body: Body) -> Result<Response<Body>, StatusE
     codec::object(&call.accept, status_of(written.outcome), &written.object, &table_options)
 }
 
-/// Patches the object, or the view of it that the subresource shows.
+/// Patches the object, or the view of the subresource.
 pub async fn write(call: &mut Call, body: Body) -> Result<Written, StatusError> {
     let kind = kind(call)?;
     let bytes = body::read(body).await?;
@@ -64,7 +64,7 @@ pub async fn write(call: &mut Call, body: Body) -> Result<Written, StatusError> 
     call.note_json(&body);
     let written =
         call.registry().write(&call.ctx, &call.key(), Intent::Patch { kind, body }).await?;
-    // Of what is refused nothing else is said.
+    // A refused request gets no further warnings.
     if let Some(note) = note.filter(|_| call.ctx.field_validation == FieldValidation::Warn) {
         call.ctx.warn(note);
     }
@@ -101,7 +101,7 @@ fn kind(call: &Call) -> Result<PatchKind, StatusError> {
         "application/merge-patch+json" => Ok(PatchKind::Merge),
         "application/apply-patch+yaml" => Ok(PatchKind::Apply { force: false }),
         cbor::APPLY_PATCH if cbor::is_served() => Ok(PatchKind::Apply { force: false }),
-        // Which lists merge by what is known of built-in kinds only.
+        // List merge keys are known for built-in kinds only.
         "application/strategic-merge-patch+json" if !call.row.custom => Ok(PatchKind::Strategic),
         "application/strategic-merge-patch+json" => Err(unsupported_media_type(&cbor::listed(
             cbor::is_served(),
@@ -112,9 +112,9 @@ fn kind(call: &Call) -> Result<PatchKind, StatusError> {
     }
 }
 
-/// The same as CBOR, where a key that is there twice is an error always.
+/// The same for CBOR, where a duplicate key is always an error.
 fn applied_cbor(body: &[u8]) -> Result<Bytes, StatusError> {
-    // Upstream says so of whatever is applied.
+    // Upstream has this prefix for any applied format.
     let unreadable =
         |error: String| StatusError::bad_request(format!("error decoding YAML: {error}"));
     let json = cbor::to_json(body).map_err(|error| unreadable(error.to_string()))?;
@@ -128,8 +128,7 @@ fn applied_cbor(body: &[u8]) -> Result<Bytes, StatusError> {
     Ok(json.into())
 }
 
-/// What is applied comes as YAML, of which JSON is a part. The note tells of a key that is there
-/// twice.
+/// An applied configuration is YAML, which includes JSON. The note names a duplicate key.
 fn applied(body: &Bytes) -> Result<(Bytes, Option<String>), StatusError> {
     let text = body.trim_ascii();
     if text.is_empty() {
@@ -149,7 +148,7 @@ fn applied(body: &Bytes) -> Result<(Bytes, Option<String>), StatusError> {
     Ok((tree.to_string().into(), note))
 }
 
-/// Text that ends inside a bracket, in the words of Go's YAML reader.
+/// The error for a text that ends inside a bracket, in the words of Go's YAML parser.
 fn go_yaml_error(body: &[u8]) -> Option<String> {
     let text = std::str::from_utf8(body).ok()?.trim_end();
     let opened = text.matches(['{', '[']).count() > text.matches(['}', ']']).count();
@@ -167,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn json_patches_have_a_longest() {
+    fn json_patches_have_a_maximum_length() {
         let patch = |count: usize| format!("[{}]", vec!["{}"; count].join(","));
         assert!(check_operations(patch(10_000).as_bytes()).is_ok());
         let error = check_operations(patch(10_001).as_bytes()).expect_err("one too many");
@@ -178,12 +177,12 @@ mod tests {
                 "Request entity too large: The allowed maximum operations in a JSON patch is 10000, got 10001"
             )
         );
-        // What is no list is told by whoever reads it.
+        // Its decoder reports a body that is not a list.
         assert!(check_operations(b"{").is_ok());
     }
 
     #[test]
-    fn duplicates_and_broken_texts_are_told_as_go_does() {
+    fn duplicates_and_broken_texts_have_gos_errors() {
         for (body, note) in [
             ("{\"a\":1}", None),
             ("", None),

@@ -1,4 +1,4 @@
-//! Paths that are no resources: health, version, metrics, discovery, OpenAPI.
+//! Paths other than resources: health, version, metrics, discovery, OpenAPI.
 
 use std::sync::Arc;
 
@@ -93,8 +93,8 @@ pub async fn serve(
     }
 }
 
-/// Does the path tell of a version's resources? That is told in their encodings. Custom ones have none
-/// of their own there.
+/// Whether the path is discovery of a version, which has the encodings of its resources. For custom groups
+/// it has only the common encodings.
 fn is_version(shared: &Shared, path: &str) -> bool {
     match *path.trim_end_matches('/').split('/').collect::<Vec<_>>() {
         ["", "api", _] => true,
@@ -124,14 +124,15 @@ fn figures(text: String) -> Response<Body> {
     response
 }
 
-/// Ours, not upstream's: `?time=2026-01-31T12:00:00Z` asks for the revision of that time, which a list
-/// takes as its exact resourceVersion.
+/// Not an upstream path: `?time=2026-01-31T12:00:00Z` returns the revision of that time, which a list accepts
+/// as its exact resourceVersion.
 const REVISION: &str = "/decapod/revision";
 
 async fn revision_at(shared: &Shared, query: &Query) -> Result<Response<Body>, StatusError> {
     let text = query.first("time").unwrap_or_default();
     let wrong = || {
-        let message = format!("time: {text:?} is none; expected one as 2026-01-31T12:00:00Z");
+        let message =
+            format!("time: {text:?} is invalid; expected a time such as 2026-01-31T12:00:00Z");
         StatusError::new(Reason::BadRequest, message)
     };
     let at: jiff::Timestamp = text.parse().map_err(|_| wrong())?;
@@ -143,7 +144,7 @@ async fn revision_at(shared: &Shared, query: &Query) -> Result<Response<Body>, S
         }
         Err(store::Error::Compacted { floor, .. }) => {
             let message = format!(
-                "what was at {at} is no longer kept; the oldest revision is {floor} (--store-history keeps more)"
+                "the state at {at} is no longer kept; the oldest revision is {floor} (--store-history keeps more)"
             );
             Err(StatusError::new(Reason::Expired, message))
         }
@@ -151,7 +152,7 @@ async fn revision_at(shared: &Shared, query: &Query) -> Result<Response<Body>, S
     }
 }
 
-/// May the answer be of this type? Those who say nothing take anything.
+/// Whether the answer may have this type. Clients without Accept take any type.
 fn accepts(headers: &HeaderMap, content_type: &str) -> bool {
     if !headers.contains_key(ACCEPT) {
         return true;
@@ -174,6 +175,6 @@ fn version(shared: &Shared, parts: &Parts) -> Result<Response<Body>, StatusError
         return Err(not_routed(json));
     }
     let text = shared.options.version.json().to_string();
-    // Upstream indents this one for everybody.
+    // Upstream always indents this one.
     Ok(codec::json(&Accept { pretty: true, ..Accept::JSON }, StatusCode::OK, text.into()))
 }

@@ -1,4 +1,4 @@
-//! What is behind an object's name: parts of it, views of it, actions on it, streams from it.
+//! Subresources: parts of an object, views of it, actions on it, streams from it.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::codec::{self};
 use crate::registry::{Intent, Stored, Written};
 use crate::resource::{Behaviour, Body, CreateHandler, Resource, Subresource, View};
 
-/// The router has found that the row has the subresource, and that it has the verb.
+/// The router has checked that the row has the subresource with this verb.
 pub async fn serve(call: Call, body: Body) -> Result<Response<Body>, StatusError> {
     let row = call.row.clone();
     let subresource = of(&row, &call)?;
@@ -35,7 +35,7 @@ fn of<'a>(row: &'a Arc<Resource>, call: &Call) -> Result<&'a Subresource, Status
     row.subresource(&call.info.subresource).ok_or_else(super::no_route)
 }
 
-/// The kind that a subresource shows: its own, or the parent's.
+/// The kind of a subresource: its own, or the parent's.
 fn wanted<'a>(
     call: &'a Call,
     subresource: &'a Subresource,

@@ -1,12 +1,12 @@
-//! `GET` of a collection with `watch`: frames, one per event, until the time is up.
+//! `GET` of a collection with `watch`: frames, one per event, until the timeout.
 //!
-//! In: a call, the events of its row. Out: a body that streams them, or messages of a WebSocket for
-//! a client that asks for one: text where the frames are JSON, else binary. A WebSocket is fed by a
-//! task of the server. A client of this process may get the changes themselves.
+//! In: a call, the events of its row. Out: a body that streams them, or messages of a WebSocket if the client
+//! requests one: text if the frames are JSON, else binary. A task of the server writes to the WebSocket.
+//! A client in this process may get the changes themselves.
 //! Upstream: `endpoints/handlers/watch.go`.
 //!
-//! Deviation: upstream refuses a WebSocket without `Origin` header (403), which says nothing of the
-//! client.
+//! Deviation: upstream refuses a WebSocket without an `Origin` header (403), although the header proves
+//! nothing about the client.
 
 use std::time::Duration;
 
@@ -90,28 +90,28 @@ fn in_messages(
                 let messages = frames.map(move |frame| message(media, frame));
                 ws::send_all(ws::server(io).await, messages).await;
             }
-            Err(error) => tracing::debug!(%error, "the client left before its watch began"),
+            Err(error) => tracing::debug!(%error, "the client disconnected before its watch began"),
         }
     });
     Ok(response.map(|()| transport::empty()))
 }
 
-/// A frame as a message, which has borders of its own.
+/// A frame as a message, which needs no length prefix.
 fn message(media: Media, frame: Bytes) -> Message {
-    /// The length in front of a frame of protobuf.
+    /// Bytes of the length prefix of a protobuf frame.
     const LENGTH: usize = 4;
     match media {
         Media::Protobuf(_) => Message::Binary(frame.slice(LENGTH.min(frame.len())..)),
         Media::Cbor => Message::Binary(frame),
         Media::Json | Media::Yaml => match frame.try_into() {
             Ok(text) => Message::Text(text),
-            // Stored bytes are text; what is not would break the connection.
+            // Stored bytes are text; invalid text would break the connection.
             Err(_) => Message::Text("".into()),
         },
     }
 }
 
-/// Watches end at different times, so that their clients do not come back all at once.
+/// Watches get different timeouts, so that their clients do not all reconnect at once.
 fn default_timeout(least: Duration) -> Duration {
     least.mul_f64(1.0 + base::rng::unit())
 }

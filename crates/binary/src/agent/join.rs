@@ -241,7 +241,7 @@ async fn authority(server: &str, home: &Home, token: Option<&JoinToken>) -> anyh
         let all = all.with_context(|| home.directory().display().to_string())?;
         if wanted.is_some_and(|hash| all.iter().all(|one| one.fingerprint() != hash)) {
             bail!(
-                "the token is of another cluster than the one that this node joined; `decapod uninstall` makes it leave that one"
+                "the token belongs to another cluster than this node; `decapod uninstall` removes the node from its cluster"
             );
         }
         if pem != known {
@@ -264,14 +264,14 @@ async fn authority(server: &str, home: &Home, token: Option<&JoinToken>) -> anyh
     let hex = |hash: &[u8]| hash.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     match wanted {
         Some(hash) if hash != found => bail!(
-            "the server {server} is not of the cluster that the token is for: its authority's hash is {}, the token's {}",
+            "the server {server} does not belong to the cluster of the token: its authority's hash is {}, the token's {}",
             hex(&found),
             hex(&hash)
         ),
         Some(_) => {}
         None => tracing::warn!(
             sha256 = hex(&found),
-            "the token does not name the cluster's authority: trusting the one that the server shows"
+            "the token contains no hash of the cluster's authority: trusting the authority that the server shows"
         ),
     }
     Ok(pem)

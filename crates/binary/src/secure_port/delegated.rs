@@ -1,10 +1,10 @@
-//! Who asks, and may they? The cluster answers: certificates by the authorities that it publishes,
-//! tokens by TokenReview, rights by SubjectAccessReview.
+//! Delegated authentication and authorization: the cluster checks certificates (by the authorities that it
+//! publishes), tokens (TokenReview) and rights (SubjectAccessReview).
 //!
-//! In: kubeconfigs to ask with. Out: go on, or 401 or 403 in upstream's words. Invariant: without a
-//! kubeconfig nobody is known, and nothing is allowed but the open paths.
-//! Deviation: a cluster that cannot be reached at the start is waited for, with nobody known by
-//! certificate until then; upstream's programs end.
+//! In: kubeconfigs for these requests. Out: access, or 401 or 403 in upstream's words. Invariant: without
+//! a kubeconfig no user is recognised, and only the always-allowed paths are served.
+//! Deviation: at the start this waits for a cluster that cannot be reached, and recognises no certificate
+//! until then; upstream's programs end.
 //! Upstream: `apiserver/pkg/server/options/{authentication,authorization}.go`.
 
 use std::path::PathBuf;
@@ -29,24 +29,24 @@ use k8s_openapi::api::core::v1::ConfigMap;
 
 const NAMESPACE: &str = "kube-system";
 const PUBLISHED: &str = "extension-apiserver-authentication";
-/// For one answer about rights, retries included.
+/// Limit of one SubjectAccessReview, retries included.
 const LIMIT: Duration = Duration::from_secs(10);
 
 #[derive(clap::Args, Clone, Debug)]
 pub struct Delegation {
-    /// Asks about tokens with this; without it nobody is known
+    /// Kubeconfig for TokenReviews; without it no token is recognised
     #[arg(long, value_name = "FILE")]
     authentication_kubeconfig: Option<PathBuf>,
-    /// Asks about rights with this; without it only the paths below are served
+    /// Kubeconfig for SubjectAccessReviews; without it only the paths below are served
     #[arg(long, value_name = "FILE")]
     authorization_kubeconfig: Option<PathBuf>,
-    /// Paths that everybody may see; `/a*` stands for all that begin so
+    /// Paths that everybody may read; `/a*` means all paths with that prefix
     #[arg(long, value_delimiter = ',', default_value = "/healthz,/readyz,/livez")]
     authorization_always_allow_paths: Vec<String>,
     /// Authorities of clients, PEM [default: those that the cluster publishes]
     #[arg(long, value_name = "FILE")]
     client_ca_file: Option<PathBuf>,
-    /// Do not ask the cluster whose certificates count
+    /// Do not read the authorities of clients from the cluster
     #[arg(long)]
     authentication_skip_lookup: bool,
     #[arg(long, default_value = "10s", value_parser = base::duration::parse, value_name = "DURATION")]
@@ -58,7 +58,7 @@ pub struct Delegation {
 }
 
 pub struct Delegated {
-    /// Replaced when the cluster publishes others; read for one clone.
+    /// Replaced when the cluster publishes new ones; locked only to clone it.
     certificates: Arc<RwLock<Arc<Authenticators>>>,
     tokens: Option<BearerTokens>,
     rights: Option<AuthorizationWebhook>,
@@ -125,7 +125,7 @@ impl Delegated {
         Err(forbidden(&attributes, &reason))
     }
 
-    /// By certificate, else by token, else nobody in particular.
+    /// The user of the certificate, else of the token, else anonymous.
     async fn user(&self, parts: &Parts) -> Result<UserInfo, StatusError> {
         let certificates = self.certificates.read().expect("no panic while held").clone();
         let by_certificate = certificates.authenticate(parts).await;
@@ -146,7 +146,7 @@ impl Delegated {
     }
 }
 
-/// A kind of review of the cluster.
+/// A webhook for one kind of review.
 fn reviewer(kubeconfig: &std::path::Path, path: &str) -> anyhow::Result<Webhook> {
     let (http, server) = crate::kubeconfig::http(kubeconfig)?;
     Ok(Webhook::at(http, format!("{}{path}", server.trim_end_matches('/'))))
@@ -164,7 +164,7 @@ fn settings(flags: &Delegation) -> Settings {
     }
 }
 
-/// Takes what the cluster publishes into use, whenever it is another.
+/// Uses the published authorities, and every change of them.
 fn follow(
     informers: &Informers,
     given: Option<String>,
@@ -180,13 +180,13 @@ fn follow(
             Ok(next) => *certificates.write().expect("no panic while held") = Arc::new(next),
             Err(error) => {
                 let error = format!("{error:#}");
-                tracing::warn!(error, "the published authorities cannot be used");
+                tracing::warn!(error, "failed to use the published authorities of clients");
             }
         }
     });
 }
 
-/// Front proxies first, as upstream: what they say of others counts, not their own certificate.
+/// Front proxies come first, as upstream: the user in their headers counts, not their own certificate.
 fn authenticators(given: Option<&str>, published: &ConfigMap) -> anyhow::Result<Authenticators> {
     let text = |key: &str| {
         let text = published.data.as_ref()?.get(key)?;
@@ -213,7 +213,7 @@ fn authenticators(given: Option<&str>, published: &ConfigMap) -> anyhow::Result<
     Ok(Authenticators(all))
 }
 
-/// Upstream: `authorizer/path`: a leading slash does not matter, a star at the end stands for more.
+/// Upstream: `authorizer/path`: a leading slash is ignored, a star at the end matches any suffix.
 fn is_open(open: &[String], path: &str) -> bool {
     let path = path.trim_start_matches('/');
     open.iter().map(|pattern| pattern.trim_start_matches('/')).any(|pattern| {
@@ -229,7 +229,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn open_paths_are_whole_ones() {
+    fn always_allowed_paths_match_exactly() {
         let open = ["/healthz".to_owned(), "/debug/*".to_owned()];
         let check =
             |path: &str, expected: bool| assert_eq!(is_open(&open, path), expected, "{path}");
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_published_is_used() {
+    fn published_authorities_are_used() {
         let check = |pairs: &[(&str, &str)], expected: Option<usize>| {
             let data = pairs.iter().map(|(key, text)| ((*key).to_owned(), (*text).to_owned()));
             let published = ConfigMap { data: Some(data.collect()), ..ConfigMap::default() };

@@ -1,15 +1,14 @@
-//! The port of a controller manager or a scheduler that runs alone: health, figures, settings.
+//! The secure port of a controller manager or a scheduler that runs alone: health, metrics, configz.
 //!
 //! ```text
-//!  TLS ► who? ─► may they? ─► page
+//!  TLS ► authentication ─► authorization ─► page
 //!        └── delegated: the cluster answers both
 //! ```
 //!
-//! In: upstream's flags, and what the component says about itself ([`Page`]). Out: the pages, over
-//! HTTPS only. Invariant: what is served before somebody is known is told by
-//! `--authorization-always-allow-paths` alone.
-//! Deviation: `/livez`, `/readyz` and `/version` are there for both; upstream's controller manager
-//! has `/healthz` alone, and neither has `/version`.
+//! In: upstream's flags, and the component's own pages ([`Page`]). Out: the pages, over HTTPS only.
+//! Invariant: only `--authorization-always-allow-paths` are served without authentication.
+//! Deviation: both have `/livez`, `/readyz` and `/version`; upstream's controller manager has only
+//! `/healthz`, and neither has `/version`.
 //! Upstream: `controller-manager/app/serve.go`, `cmd/kube-scheduler/app/server.go`.
 
 mod delegated;
@@ -38,26 +37,26 @@ use transport::{Limits, Listener};
 
 use delegated::Delegated;
 
-/// After the end of its lease a leader has this long to end. Upstream: both components' watchdogs.
+/// Time for a leader to end after its lease has expired. Upstream: both components' watchdogs.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Clocks jump and machines sleep: a waiting renewal looks at the time this often.
+/// Clocks jump and machines sleep: a waiting renewal checks the time this often.
 const LOOK: Duration = Duration::from_secs(1800);
 const LEADS: &str = "leader_election_master_status";
 const LEADS_HELP: &str = "[ALPHA] Gauge of if the reporting system is master of the relevant lease, 0 indicates backup, 1 indicates master. 'name' is the string used to identify the lease. Please make sure to group by name.";
 
 #[derive(clap::Args, Clone, Debug)]
 pub struct SecurePort {
-    /// Where --secure-port listens
+    /// Listen address of --secure-port
     #[arg(long, default_value_t = IpAddr::V4(Ipv4Addr::UNSPECIFIED))]
     bind_address: IpAddr,
-    /// Port of health, metrics and settings, over HTTPS; 0: none [default: 10257 for
+    /// HTTPS port of health, metrics and configz; 0: none [default: 10257 for
     /// kube-controller-manager, 10259 for kube-scheduler]
     #[arg(long)]
     secure_port: Option<u16>,
-    /// Where a certificate that is made is kept [default: in memory]
+    /// Directory of a generated certificate [default: in memory]
     #[arg(long, value_name = "DIRECTORY")]
     cert_dir: Option<PathBuf>,
-    /// PEM; followed when it changes [default: one is made, signed by nobody else]
+    /// Certificate, PEM; watched for changes [default: a self-signed one is generated]
     #[arg(long, value_name = "FILE", requires = "tls_private_key_file")]
     tls_cert_file: Option<PathBuf>,
     #[arg(long, value_name = "FILE", requires = "tls_cert_file")]
@@ -66,14 +65,14 @@ pub struct SecurePort {
     delegated: delegated::Delegation,
 }
 
-/// What is served of a component.
+/// The pages of a component.
 #[derive(Clone)]
 pub struct Page(Arc<Inner>);
 
 struct Inner {
     name: &'static str,
-    /// By path. Upstream's controller manager adds its controllers to `/healthz`, its scheduler
-    /// what must be ready to `/readyz`.
+    /// By path. Upstream's controller manager adds its controllers to `/healthz`, its scheduler adds its
+    /// readiness checks to `/readyz`.
     health: [(&'static str, Health); 3],
     leadership: Leadership,
     configz: Value,
@@ -81,7 +80,7 @@ struct Inner {
 }
 
 impl Page {
-    /// `elects`: whether there is a lease. `configz` is upstream's answer to that path.
+    /// `elects`: whether there is a lease. `configz` is the answer to that path.
     pub fn new(
         name: &'static str,
         elects: bool,
@@ -157,7 +156,7 @@ impl Page {
 }
 
 impl SecurePort {
-    /// Where it listens by `--secure-port` or by the component's default; `None` for port 0.
+    /// The listen address, from `--secure-port` or with the component's default; `None` for port 0.
     pub fn address(&self, usual: u16) -> Option<SocketAddr> {
         let port = self.secure_port.unwrap_or(usual);
         (port != 0).then_some(SocketAddr::new(self.bind_address, port))
@@ -170,7 +169,9 @@ impl SecurePort {
         let issued = pair.next(None)?;
         let tls = transport::tls::server_tls(&identity(&issued)?, &ClientCerts::Request)?;
         let listener = Listener::tcp(address).await.with_context(|| {
-            format!("cannot listen on {address}; --secure-port names another port, 0 none")
+            format!(
+                "cannot listen on {address}; choose another port with --secure-port, or 0 for none"
+            )
         })?;
         let delegated = Arc::new(Delegated::start(&self.delegated, page.0.name, tasks)?);
         let page = page.clone();
@@ -209,7 +210,7 @@ async fn guarded(
             }
         }
     };
-    // A bug in a page is no reason to stop scheduling.
+    // A panic in a page must not stop the scheduler.
     let answered = std::panic::AssertUnwindSafe(answer).catch_unwind().await;
     let mut response = answered.unwrap_or_else(|_| {
         codec::text(StatusCode::INTERNAL_SERVER_ERROR, "This request caused the server to panic\n")
@@ -219,14 +220,14 @@ async fn guarded(
     response
 }
 
-/// The certificate that is shown: brought along, kept in a directory, or in memory only.
+/// The port's certificate: from flags, kept in a directory, or in memory only.
 pub struct Pair {
     files: Option<(PathBuf, PathBuf)>,
-    /// Whether it may be made here.
+    /// Whether this process may generate it.
     is_own: bool,
-    /// Whom a certificate made here names.
+    /// Common name of a generated certificate.
     subject: String,
-    /// Under which names and addresses it serves.
+    /// Host names and addresses of a generated certificate.
     names: Vec<String>,
 }
 
@@ -249,8 +250,8 @@ impl Pair {
         Self { files, is_own, subject: "localhost".into(), names }
     }
 
-    /// The certificate of a kubelet: the files that its owner brought along, or one that is made for
-    /// `names` and kept in `directory`. Upstream: InitializeTLS.
+    /// The certificate of a kubelet: the files of the flags, or one that is generated for `names` and kept in
+    /// `directory`. Upstream: InitializeTLS.
     pub fn of_kubelet(
         brought: Option<(PathBuf, PathBuf)>,
         directory: &Path,
@@ -263,7 +264,7 @@ impl Pair {
         Self { files, is_own, subject: subject.to_owned(), names }
     }
 
-    /// TLS with this certificate, which a task of `tasks` keeps up to date.
+    /// TLS with this certificate; a task of `tasks` renews it.
     pub fn serve(self, tasks: &Tasks) -> anyhow::Result<ServerTls> {
         let issued = self.next(None)?;
         let tls = transport::tls::server_tls(&identity(&issued)?, &ClientCerts::Request)?;
@@ -272,7 +273,7 @@ impl Pair {
         Ok(tls)
     }
 
-    /// The one to use from now on; `present` while it will do.
+    /// The certificate to use now: `present` as long as it is valid.
     fn next(&self, present: Option<&Issued>) -> anyhow::Result<Issued> {
         let now = base::clock::now();
         let stored = match &self.files {
@@ -289,7 +290,7 @@ impl Pair {
         }
     }
 
-    /// As upstream: an authority whose key nobody keeps, and a leaf of it.
+    /// As upstream: a leaf of an authority whose key is not kept.
     fn make(&self) -> anyhow::Result<Issued> {
         let stamp = base::clock::now().as_second();
         let subject = &self.subject;
@@ -308,7 +309,7 @@ impl Pair {
         Ok(issued)
     }
 
-    /// Puts the next one into use, for ever: when files change, when what was made here grows old.
+    /// Renews the certificate: when files change, or when a generated one gets old.
     async fn keep(&self, mut present: Issued, tls: ServerTls) {
         let watches: Vec<FileWatch> = match &self.files {
             Some((cert, key)) => {
@@ -325,7 +326,7 @@ impl Pair {
                 Ok(next) => present = next,
                 Err(error) => {
                     let error = format!("{error:#}");
-                    tracing::warn!(error, "the certificate of the secure port was not replaced");
+                    tracing::warn!(error, "failed to replace the certificate of the secure port");
                 }
             }
         }
@@ -336,7 +337,7 @@ fn apply(present: &Issued, next: Issued, tls: &ServerTls) -> anyhow::Result<Issu
     if (&present.cert_pem, &present.key_pem) != (&next.cert_pem, &next.key_pem) {
         let config = transport::tls::server_config(&identity(&next)?, &ClientCerts::Request)?;
         tls.store(Arc::new(config));
-        tracing::info!("the secure port has another certificate");
+        tracing::info!("replaced the certificate of the secure port");
     }
     Ok(next)
 }
@@ -383,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_names_where_it_is_shown() {
+    fn a_certificate_names_its_addresses() {
         let check = |address: &str, expected: &[&str]| {
             let pair = Pair::new(&flags(&["--bind-address", address]), "kube-scheduler");
             assert_eq!(pair.names, expected);
@@ -395,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_is_made_kept_and_renewed() {
+    fn a_certificate_is_generated_kept_and_renewed() {
         let root = tempfile::tempdir().expect("a directory");
         let directory = root.path().join("certs");
         let flags = flags(&["--cert-dir", &directory.display().to_string()]);
@@ -407,7 +408,7 @@ mod tests {
         assert!(directory.join("kube-scheduler.key").exists(), "it is kept");
         let again = pair.next(None).expect("read");
         assert_eq!(again.cert_pem, first.cert_pem, "a second start has the same");
-        // Without a directory each process has its own, and one for as long as it lasts.
+        // Without a directory each process has its own certificate, for as long as it runs.
         let names = vec!["localhost".into()];
         let pair = Pair { files: None, is_own: true, subject: "localhost".into(), names };
         let first = pair.next(None).expect("made");
@@ -416,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kubelet_brings_a_certificate_or_makes_one() {
+    fn a_kubelet_reads_or_generates_its_certificate() {
         let root = tempfile::tempdir().expect("a directory");
         let directory = root.path().join("pki");
         let names = || vec!["n1".to_owned(), "192.0.2.1".to_owned()];
@@ -430,7 +431,7 @@ mod tests {
         assert_eq!(pair.next(None).expect("read").cert_pem, made.cert_pem);
         let missing = (root.path().join("none.crt"), root.path().join("none.key"));
         let pair = Pair::of_kubelet(Some(missing), root.path(), "n1", names());
-        assert!(pair.next(None).is_err(), "what was brought along is not made up");
+        assert!(pair.next(None).is_err(), "a certificate of the flags is never generated");
     }
 
     #[tokio::test]

@@ -1,7 +1,7 @@
-//! Printed text against a pattern.
+//! Compares printed text with a pattern.
 //!
-//! Blanks count as one blank, as column widths depend on random names. `*` in a line stands for
-//! anything, and a line `...` for any lines.
+//! Several spaces count as one, because column widths depend on random names. `*` in a line matches any
+//! text, and a line `...` matches any lines.
 //!
 //! ```text
 //! NAME  READY  AGE        NAME   READY   AGE

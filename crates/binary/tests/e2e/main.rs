@@ -1,14 +1,13 @@
 //! The end-to-end story: one cluster, real containers, the real kubectl, chapter after chapter.
 //!
-//! In: the built binary, a root shell, a kubectl in the cache; `cargo xtask test` sees to all that
-//! and sets `DECAPOD_E2E`. Out: a line per chapter and a summary, as the usual test runner prints
-//! them. The chapters share one cluster, because a story is what users have, and it saves time; each
-//! leaves behind what its comment says. A failed chapter prints what a person would look at first.
-//! After the last one the machine's own files must be what they were: containers and clusters touch
-//! nothing of theirs.
+//! In: the built binary, a root shell, a kubectl in the cache; `cargo xtask test` provides them and sets
+//! `DECAPOD_E2E`. Out: a line per chapter and a summary, in the form of the usual test runner. The chapters
+//! share one cluster, as users do, which also saves time; each leaves behind what its comment says. A
+//! failed chapter prints objects, events and logs. After the last one the machine's own files must be
+//! unchanged: containers and clusters must not touch them.
 //!
-//! `cargo xtask test` runs all; `DECAPOD_E2E=1 cargo test --test e2e service` the first chapters that
-//! every other needs, and those whose name contains `service`.
+//! `cargo xtask test` runs all. `DECAPOD_E2E=1 cargo test --test e2e service` runs the first chapters,
+//! which all others need, and those whose name contains `service`.
 
 mod chapters;
 mod expect;
@@ -93,7 +92,7 @@ fn tell(story: &mut Story, filters: &[String]) -> (usize, usize, usize) {
     (passed, failed, left_out)
 }
 
-/// The last line, in the words of the usual test runner.
+/// The last line, in the form of the usual test runner.
 fn summary(ok: bool, passed: usize, failed: usize, ignored: usize) {
     let word = if ok { "ok" } else { "FAILED" };
     println!(

@@ -1,7 +1,7 @@
 //! The processes of pods, as the real host sees them.
 //!
-//! A pod's processes are found by its uid in their cgroup path, which upstream's kubelet writes the
-//! same way; so a process can be named, killed, and recognised after a restart of the server.
+//! A pod's processes are found by its UID in their cgroup path, which upstream's kubelet writes in the
+//! same way. So a test can name a process, kill it, and recognise it after a restart of the server.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// A process that cannot be mistaken for a later one with the same number.
+/// A process; its start time distinguishes it from a later one with the same id.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Process {
     pub id: i32,
@@ -18,7 +18,7 @@ pub struct Process {
     started: String,
 }
 
-/// Processes inside the pod with this uid, the shims that may share its cgroup left out.
+/// Processes inside the pod with this UID, without shims that share its cgroup.
 pub fn of_pod(uid: &str) -> Result<BTreeSet<Process>> {
     let dashed = uid.replace('-', "_");
     let mut found = BTreeSet::new();
@@ -27,7 +27,7 @@ pub fn of_pod(uid: &str) -> Result<BTreeSet<Process>> {
             continue;
         };
         let read = |file: &str| fs::read_to_string(entry.path().join(file));
-        // A process may end while we look: then it is not of interest.
+        // The process may end meanwhile; then it is skipped.
         let (Ok(cgroup), Ok(stat)) = (read("cgroup"), read("stat")) else { continue };
         if !cgroup.contains(uid) && !cgroup.contains(&dashed) {
             continue;
@@ -42,7 +42,7 @@ pub fn of_pod(uid: &str) -> Result<BTreeSet<Process>> {
     Ok(found)
 }
 
-/// The oldest process of that name in a pod.
+/// The oldest process with that name in a pod.
 pub fn named(uid: &str, name: &str) -> Result<Process> {
     let all = of_pod(uid)?;
     all.iter()

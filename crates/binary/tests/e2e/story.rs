@@ -1,4 +1,4 @@
-//! The cluster that the chapters share, and the questions that they often ask.
+//! The cluster that the chapters share, and common helpers.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -16,16 +16,16 @@ use crate::expect;
 
 pub use testkit::wait::LONG;
 
-/// The time that one request may take: who asks again and again does not hang in one.
+/// Limit of one request, so that a test that polls does not hang in one.
 const REQUEST: Duration = Duration::from_secs(20);
 
-/// Read when the server starts: what is asked of one registry is fetched from another.
+/// Read when the server starts: images of one registry are pulled from another.
 const REGISTRIES: &str = "mirrors:\n  registry.test:\n    endpoint:\n    - http://127.0.0.1:5000\n";
 
 pub struct Story {
-    // Before the hosts: their cables end here.
+    // Must be dropped before the hosts, which are connected to it.
     pub switch: Switch,
-    /// The second node, while there is one.
+    /// The second node, if it exists.
     pub agent: Option<Agent>,
     pub server: Server,
     pub binary: PathBuf,
@@ -35,7 +35,7 @@ pub struct Story {
 }
 
 impl Story {
-    /// Makes the host, the images and a server that is ready.
+    /// Creates the host, the images and a server that is ready.
     pub fn begin() -> Result<Self> {
         images::all()?;
         let mut switch = Switch::new()?;
@@ -65,7 +65,7 @@ impl Story {
         text
     }
 
-    /// Runs kubectl; the words are split at blanks, so none may hold one.
+    /// Runs kubectl; the line is split at spaces, so no word may contain one.
     pub fn kubectl(&self, line: &str) -> Result<String> {
         self.server.kubectl(&words(line))
     }
@@ -74,13 +74,13 @@ impl Story {
         self.server.kubectl_with(&["apply", "-f", "-"], manifest)
     }
 
-    /// Runs kubectl and compares what it prints with a pattern (see [`expect`]).
+    /// Runs kubectl and compares its output with a pattern (see [`expect`]).
     pub fn shows(&self, line: &str, pattern: &str) -> Result<()> {
         let printed = self.kubectl(line)?;
         expect::like(&printed, pattern).with_context(|| format!("kubectl {line}"))
     }
 
-    /// The same, as soon as it is so.
+    /// The same, repeated until it matches.
     pub fn soon_shows(&self, limit: Duration, line: &str, pattern: &str) -> Result<()> {
         wait::until(limit, &format!("kubectl {line}"), || self.shows(line, pattern))
     }
@@ -90,7 +90,7 @@ impl Story {
         serde_json::from_str(&printed).with_context(|| line.to_owned())
     }
 
-    /// One value of an object, printed as jsonpath prints it.
+    /// One value of an object, in the form of jsonpath.
     pub fn value(&self, what: &str, path: &str) -> Result<String> {
         self.server.kubectl(
             &[&["get"][..], &words(what), &["-o", &format!("jsonpath={{{path}}}")]].concat(),
@@ -106,7 +106,7 @@ impl Story {
         })
     }
 
-    /// Names of the pods with a label that are not on their way out.
+    /// Names of the pods with a label that are not terminating.
     pub fn pods(&self, selector: &str) -> Result<Vec<String>> {
         let list = self.json(&format!("get pods -l {selector}"))?;
         let items = list["items"].as_array().context("a list has items")?;

@@ -1,4 +1,4 @@
-//! The audit log where it goes: a webhook that comes and goes, files that are rotated.
+//! The backends of the audit log: a webhook that stops and returns, files that are rotated.
 
 use std::io::Read;
 use std::net::SocketAddr;
@@ -19,7 +19,7 @@ use transport::{Incoming, Limits, Listener};
 
 use crate::support::{LONG, Scratch, Server};
 
-/// What the administrator does to ConfigMaps of one namespace.
+/// Records the administrator's requests for ConfigMaps of one namespace.
 const POLICY: &str = "apiVersion: audit.k8s.io/v1
 kind: Policy
 omitStages: [RequestReceived]
@@ -30,34 +30,34 @@ rules:
   resources: [{group: '', resources: [configmaps]}]
 ";
 const BACKOFF: Duration = Duration::from_millis(200);
-/// Of the receiver, at an address of its own.
+/// Port of the receiver, which has its own address.
 const PORT: u16 = 18_443;
 
-/// What a receiver was sent.
+/// The requests that a receiver got.
 #[derive(Default)]
 struct Received {
     lists: Vec<Value>,
-    /// When posts were refused.
+    /// The times of refused requests.
     refused: Vec<Instant>,
 }
 
-/// An HTTPS server at a loopback address of its own that wants a certificate from who posts.
+/// An HTTPS server at its own loopback address that requires client certificates.
 struct Receiver {
     runtime: tokio::runtime::Runtime,
     tasks: Tasks,
     address: SocketAddr,
     tls: ServerTls,
     authority: Authority,
-    /// How many posts it refuses before it takes the next.
+    /// Number of requests that it refuses before it accepts one.
     refuses: Arc<AtomicU32>,
-    /// Guards what came, for a push or a look.
+    /// Locked for a push or a read.
     received: Arc<Mutex<Received>>,
 }
 
 impl Receiver {
     fn start() -> Result<Self> {
         let authority = Authority::generate("audit")?;
-        // Nobody takes its place while it is away.
+        // Its own address stays free while it is stopped.
         let address = places::own_loopback();
         let sans = vec![San::parse(&address.to_string())];
         let issued = authority.issue(&Profile::server("audit", sans))?;
@@ -79,7 +79,7 @@ impl Receiver {
         Ok(receiver)
     }
 
-    /// Listens, at the same place each time.
+    /// Listens, at the same address each time.
     fn come(&mut self) -> Result<()> {
         let listener = self.runtime.block_on(Listener::tcp(self.address))?;
         self.tasks = Tasks::new("receiver");
@@ -94,7 +94,7 @@ impl Receiver {
         Ok(())
     }
 
-    /// Nobody listens any more.
+    /// Stops listening.
     fn go(&self) {
         self.runtime.block_on(self.tasks.shutdown(LONG));
     }
@@ -121,7 +121,7 @@ impl Receiver {
         self.lists().iter().flat_map(items).collect()
     }
 
-    /// Names of the objects of these verbs, in the order in which they came.
+    /// Names of the objects of these verbs, in the order of arrival.
     fn names(&self, verb: &str) -> Vec<String> {
         let events = self.events();
         let wanted = events.iter().filter(|event| event["verb"] == verb);
@@ -219,7 +219,7 @@ fn a_webhook_gets_batches_and_what_it_missed() -> Result<()> {
 
     misses(&receiver, &server, &mut expected)?;
 
-    // Nobody is there for longer than it is waited for: lost, counted, said seldom.
+    // The receiver is away for longer than the retries: events are lost, counted, and rarely logged.
     receiver.go();
     create(&server, "unheard", 10)?;
     wait::until(LONG, "the event is given up", || {
@@ -235,8 +235,8 @@ fn a_webhook_gets_batches_and_what_it_missed() -> Result<()> {
     server.speaks_seldom_of("audit events are lost")?;
     receiver.come()?;
 
-    // Too large for the limit: without its objects. The end of the server is no reason to lose any,
-    // nor that of a watch, which ends with it.
+    // An event above the limit loses its objects. A stop of the server loses no events, nor the end of a
+    // watch, which ends with the server.
     let api = server.api()?;
     let (seen, first) = std::sync::mpsc::channel();
     let watcher = std::thread::spawn(move || {
@@ -259,8 +259,8 @@ fn a_webhook_gets_batches_and_what_it_missed() -> Result<()> {
     Ok(())
 }
 
-/// More events than one batch takes, and then others until some came within the time of one batch,
-/// however slow the machine is. Their names.
+/// Sends more events than fit into one batch, and then others until some arrived within the time of one
+/// batch, however slow the machine is. Returns their names.
 fn gathers(receiver: &Receiver, server: &Server) -> Result<Vec<String>> {
     let mut expected = names("first", 12);
     for name in &expected {
@@ -283,9 +283,9 @@ fn gathers(receiver: &Receiver, server: &Server) -> Result<Vec<String>> {
     Ok(expected)
 }
 
-/// A receiver that refuses is asked again, each time later, and gets everything in the end.
+/// A receiver that refuses gets retries, each after a longer pause, and finally everything.
 fn misses(receiver: &Receiver, server: &Server, expected: &mut Vec<String>) -> Result<()> {
-    // Fewer than make it give up, however long one takes.
+    // Fewer than the maximum number of retries.
     receiver.refuses.store(3, Ordering::Relaxed);
     let second = names("second", 3);
     for name in &second {
@@ -322,7 +322,7 @@ fn log_files_are_rotated_and_compressed() -> Result<()> {
             "--audit-log-compress",
         ],
     )?;
-    // Asked for and answered: 600 KB each.
+    // Request and response: 600 KB each.
     for name in names("big", 6) {
         create(&server, &name, 300_000)?;
     }

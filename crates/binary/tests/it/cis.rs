@@ -1,9 +1,8 @@
-//! The CIS Kubernetes Benchmark, item by item as docs/security.md answers it: each "yes" of the control
-//! plane is tried on a running server. Those of a node are told by the end-to-end story, on a node
-//! (`e2e/chapters/cis.rs`).
+//! The CIS Kubernetes Benchmark as docs/security.md answers it: every "yes" of the control plane is tested
+//! on a running server. The end-to-end story tests those of a node (`e2e/chapters/cis.rs`).
 //!
-//! Invariant: a "yes" without a check fails the test, and a check without a "yes", too; every other
-//! answer says why.
+//! Invariant: a "yes" without a check fails the test, and so does a check without a "yes". Every other
+//! answer has a reason.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -27,7 +26,7 @@ const OF_NODES: &str = include_str!("../e2e/chapters/cis.rs");
 const VERDICTS: [&str; 5] = ["yes", "flag", "no", "n/a", "your part"];
 
 struct Row {
-    /// The numbers, as `1.1.19–1.1.21`.
+    /// The numbers, for example `1.1.19–1.1.21`.
     items: String,
     verdict: String,
     why: String,
@@ -73,7 +72,7 @@ const CHECKS: &[(&str, Check)] = &[
 ];
 
 #[test]
-fn the_table_is_whole() {
+fn the_table_is_complete() {
     let rows = rows();
     assert!(rows.len() > 45, "{} rows", rows.len());
     let mut agreed = BTreeSet::new();
@@ -86,7 +85,7 @@ fn the_table_is_whole() {
         }
     }
     let here = CHECKS.iter().map(|(items, _)| *items);
-    // The story's table names them in quotes.
+    // The story's table has them in quotes.
     let there = OF_NODES.split('"').skip(1).step_by(2).filter(|text| text.starts_with("4."));
     let tried: BTreeSet<&str> = here.chain(there).collect();
     assert_eq!(agreed, tried, "what the document says and what is tried");
@@ -105,7 +104,7 @@ fn the_control_plane_is_as_the_document_says() -> Result<()> {
     Ok(())
 }
 
-/// A server whose audit log says who did what.
+/// A server with an audit log of all users.
 struct Audited {
     server: Server,
     log: String,
@@ -187,7 +186,7 @@ fn no_static_tokens(audited: &mut Audited) -> Result<()> {
     Ok(())
 }
 
-/// A Node whose kubelet is a server of another authority: the API server does not speak with it.
+/// A Node whose kubelet has a certificate of another authority: the API server refuses it.
 fn kubelets_are_verified(audited: &mut Audited) -> Result<()> {
     for name in ["apiserver-kubelet-client.crt", "apiserver-kubelet-client.key"] {
         has_mode(&audited.server.data().join("pki").join(name), 0o600)?;
@@ -202,7 +201,7 @@ fn kubelets_are_verified(audited: &mut Audited) -> Result<()> {
     let pod = json!({"apiVersion": "v1", "kind": "Pod",
         "metadata": {"name": "strange", "namespace": "default"},
         "spec": {"nodeName": "stranger", "containers": [{"name": "c", "image": "i"}]}});
-    // The account of the namespace is made by a controller.
+    // A controller creates the namespace's service account.
     wait::until(LONG, "a pod", || audited.post("/api/v1/namespaces/default/pods", &pod))?;
     let (status, body) = audited.get("/api/v1/namespaces/default/pods/strange/log")?;
     ensure!(status == 500 && body.contains("certificate"), "{status} {body}");
@@ -237,7 +236,7 @@ fn node_and_rbac(audited: &mut Audited) -> Result<()> {
 fn no_always_admit(audited: &mut Audited) -> Result<()> {
     let line = audited.command_line()?;
     ensure!(!line.contains("AlwaysAdmit"), "{line}");
-    // Somebody refuses: see the next.
+    // The next check needs AlwaysAdmit to be off.
     admission(audited)
 }
 
@@ -269,7 +268,7 @@ fn no_profiling(audited: &mut Audited) -> Result<()> {
     Ok(())
 }
 
-/// What `decapod server --help` says of a flag.
+/// The line of `decapod server --help` about a flag.
 fn help_of(component: &str, flag: &str) -> Result<String> {
     let output =
         Command::new(env!("CARGO_BIN_EXE_decapod")).args([component, "--help"]).output()?;
@@ -306,19 +305,19 @@ fn accounts_are_looked_up(audited: &mut Audited) -> Result<()> {
     let mut connection = Connection::new(audited.server.api()?, LONG);
     let answer = connection.send("DELETE", &format!("{accounts}/gone"), &[], b"")?;
     ensure!(answer.status == 200, "{answer:?}");
-    // Answers count for some seconds.
+    // Answers are cached for some seconds.
     wait::until(LONG, "the token ends with its account", || {
         ensure!(!is_known()?, "it is still good");
         Ok(())
     })
 }
 
-/// The client of the kubeconfig trusts the cluster's authority alone, and shows a certificate.
+/// The kubeconfig's client trusts only the cluster's authority, and has a certificate.
 fn certificates(audited: &mut Audited) -> Result<()> {
     let review = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"});
     let who = audited.post("/apis/authentication.k8s.io/v1/selfsubjectreviews", &review)?;
     ensure!(who["status"]["userInfo"]["username"] == "kubernetes-admin", "{who}");
-    // Long texts may be folded.
+    // Long texts may be wrapped.
     let is_shown = |c: &char| !c.is_whitespace() && *c != '\\';
     let text: String = audited.server.kubeconfig()?.chars().filter(is_shown).collect();
     let authority = fs::read(audited.server.data().join("pki/ca.crt"))?;
@@ -326,7 +325,7 @@ fn certificates(audited: &mut Audited) -> Result<()> {
     Ok(())
 }
 
-/// Old versions of TLS, and one with ciphers that chain blocks: each gets an alert.
+/// Old versions of TLS, and one with CBC ciphers: each gets an alert.
 fn strong_ciphers(audited: &mut Audited) -> Result<()> {
     let api = audited.server.api()?;
     for minor in [1_u8, 2, 3] {
@@ -393,12 +392,12 @@ fn serving_certificates_rotate(audited: &mut Audited) -> Result<()> {
     }
 }
 
-/// The process listens at the API's port and nowhere else.
+/// The process listens only on the API's port.
 fn no_other_port(audited: &mut Audited) -> Result<()> {
     let id = audited.server.process_id()?;
     let mut sockets = BTreeSet::new();
     for entry in fs::read_dir(format!("/proc/{id}/fd"))? {
-        // A file may be closed meanwhile.
+        // The file may be closed already.
         let Ok(target) = fs::read_link(entry?.path()) else { continue };
         let name = target.display().to_string();
         sockets.extend(name.strip_prefix("socket:[").map(|rest| rest.trim_matches(']').to_owned()));

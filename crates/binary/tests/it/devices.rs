@@ -1,5 +1,5 @@
-//! Extended resources that a class of devices stands for, through a whole control plane: a pod that
-//! asks for one gets a claim, a node and its mappings; quotas count it once; it goes with the pod.
+//! Extended resources of a DeviceClass, on a whole control plane: a pod that requests one gets a claim, a
+//! node and its mappings; quotas count it once; the claim is deleted with the pod.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
@@ -39,7 +39,7 @@ impl World {
         Ok(serde_json::from_str(&answer.body)?)
     }
 
-    /// Waits until an object is as wanted; returns it.
+    /// Waits until an object satisfies a condition; returns it.
     fn until(&self, path: &str, is_so: impl Fn(&Value) -> bool) -> Result<Value> {
         wait::until(LONG, path, || {
             let object = self.get(path)?;
@@ -48,7 +48,7 @@ impl World {
         })
     }
 
-    /// A node with two devices of which the cluster knows, and nothing else to offer.
+    /// A node with two devices, and no other resources.
     fn prepare(&mut self) -> Result<()> {
         self.create("/api/v1/nodes", &json!({"metadata": {"name": "n1"}}))?;
         let allocatable = json!({"cpu": "4", "memory": "8Gi", "pods": "110"});
@@ -57,7 +57,7 @@ impl World {
         let status = json!({"status": {"allocatable": allocatable, "capacity": allocatable,
             "conditions": ready}});
         self.patch("/api/v1/nodes/n1/status", &status)?;
-        // Whatever its heart does, pods stay.
+        // The pods stay, although the node sends no heartbeats.
         self.patch("/api/v1/nodes/n1", &json!({"spec": {"taints": null}}))?;
         let class = json!({"metadata": {"name": "gpu"},
             "spec": {"extendedResourceName": "example.com/gpu"}});
@@ -121,14 +121,14 @@ fn a_pod_gets_devices_for_its_extended_resources() -> Result<()> {
         json!({"resourceClaimName": name, "requestMappings": [mapping("c"), mapping("i")]});
     ensure!(pod["status"]["extendedResourceClaimStatus"] == status, "{pod}");
 
-    // The pod and its claim are counted once.
+    // The quota counts the pod and its claim once.
     let quota = format!("{NAMESPACE}/resourcequotas/q");
     let used = json!({"pods": "1", "requests.example.com/gpu": "2",
         "gpu.deviceclass.resource.k8s.io/devices": "2",
         "count/resourceclaims.resource.k8s.io": "1"});
     world.until(&quota, |quota| quota["status"]["used"] == used)?;
 
-    // Another waits until the first is done, for its claim goes then.
+    // Another pod waits until the first is done, because its claim is deleted then.
     world.pod("b", "1")?;
     let waits = |pod: &Value| {
         let text = "0/1 nodes are available: 1 cannot allocate all claims.";

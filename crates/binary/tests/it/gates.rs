@@ -1,5 +1,5 @@
-//! Feature gates on a real server: what they open and close, what is said of them at the start, who
-//! may act inside of pods.
+//! Feature gates on a real server: their effect, their warnings at the start, and rights on subresources
+//! of pods.
 
 use std::process::Command;
 
@@ -25,12 +25,12 @@ fn send(
     Connection::new(server.api()?, LONG).send(method, path, headers, body.as_bytes())
 }
 
-/// A pod that sets fields behind two gates, as the server keeps it.
+/// A pod that sets fields of two gates, as the server stores it.
 fn kept_pod(server: &Server) -> Result<Value> {
     let container = json!({"name": "c", "image": "i", "lifecycle": {"stopSignal": "SIGUSR1"}});
     let pod = json!({"metadata": {"name": "p"}, "spec": {"containers": [container],
         "os": {"name": "linux"}, "hostnameOverride": "h"}});
-    // The namespace's service account takes a moment.
+    // The namespace's service account is created a moment later.
     let made = wait::until(LONG, "the pod is created", || {
         let answer = send(server, "POST", PODS, &[JSON], &pod)?;
         ensure!(answer.status == 201, "{answer:?}");
@@ -57,7 +57,7 @@ fn gates_are_as_upstream_has_them() -> Result<()> {
     let refused = scale_to_zero(&server)?;
     let why = "spec.minReplicas: Invalid value: 0: must be greater than or equal to 1";
     ensure!(refused.status == 422 && refused.body.contains(why), "{refused:?}");
-    // A version that is turned on has only those of its kinds whose gates are open.
+    // A version that is turned on has only the kinds whose gates are on.
     let bundles = "/apis/certificates.k8s.io/v1beta1/clustertrustbundles";
     ensure!(server.api()?.get(bundles, LONG)?.status == 404);
     let why = "ClusterTrustBundle storage is disabled because the ClusterTrustBundle feature gate is disabled";
@@ -72,7 +72,7 @@ fn gates_are_as_upstream_has_them() -> Result<()> {
     acting_inside_of_pods_is_creating(&server)
 }
 
-/// Who may only read `pods/exec` does not get in by a method that reads.
+/// A user who may only read `pods/exec` cannot use it with GET.
 fn acting_inside_of_pods_is_creating(server: &Server) -> Result<()> {
     const RBAC: &str = "/apis/rbac.authorization.k8s.io/v1/namespaces/default";
     let path = format!("{PODS}/p/exec?command=id&container=c&stdout=true");
@@ -94,7 +94,7 @@ fn acting_inside_of_pods_is_creating(server: &Server) -> Result<()> {
         wait::until(LONG, "the role counts", || {
             let as_user = [("Impersonate-User", user)];
             let answer = send(server, "GET", &path, &as_user, &Value::Null)?;
-            // Before, the verb of the method is refused, with other words.
+            // Before that, the request is refused because of the verb, with another message.
             ensure!(!answer.body.contains("cannot get resource"), "{answer:?}");
             ensure!(answer.status == status && answer.body.contains(why), "{answer:?}");
             Ok(())
@@ -122,7 +122,7 @@ fn gates_open_and_close() -> Result<()> {
     Ok(())
 }
 
-/// Who may update a request's status answers for the signers only that they may sign for.
+/// A user who may update a request's status can answer only for signers that it may sign for.
 #[test]
 fn answers_to_certificate_requests_need_the_right_to_sign() -> Result<()> {
     const GROUP: &str = "certificates.k8s.io";
@@ -170,7 +170,7 @@ fn answers_to_certificate_requests_need_the_right_to_sign() -> Result<()> {
 }
 
 #[test]
-fn mistakes_end_the_start() -> Result<()> {
+fn invalid_gates_end_the_start() -> Result<()> {
     for (command, gates, why) in [
         ("server", "Nonsense=true", "unrecognized feature gate: Nonsense"),
         ("kube-apiserver", "ImageVolume=false", "feature is locked to true"),

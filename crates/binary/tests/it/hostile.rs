@@ -1,5 +1,5 @@
-//! Clients that mean no good, against the whole server: each is turned away and logged once, others
-//! are served meanwhile, and memory stays where it was.
+//! Hostile clients against the whole server: each is disconnected and logged once, other clients are
+//! served meanwhile, and memory does not grow.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -12,22 +12,22 @@ use transport::tls::{Trust, client_config};
 
 use crate::support::{LONG, Server};
 
-/// As many as a server takes at one time.
+/// The maximum number of connections of a server.
 const CROWD: u64 = 10_000;
-/// What an attack may cost, with every connection's buffers.
+/// Limit of memory for an attack, including every connection's buffers.
 const MEGABYTES: u64 = 300;
 
 /// A server under attack.
 struct Victim {
     server: Server,
-    /// Resident, in kilobytes, before anything happened.
+    /// Resident memory in kilobytes before the attack.
     before: u64,
 }
 
 impl Victim {
     fn start() -> Result<Self> {
         let mut server = Server::start(&[])?;
-        // The caches are filled by the first requests.
+        // The first requests fill the caches.
         let answer = server.api()?.get("/api/v1/namespaces", LONG)?;
         ensure!(answer.status == 200, "{}", answer.body);
         let before = resident(server.process_id()?)?;
@@ -40,8 +40,8 @@ impl Victim {
         Ok(place.lines().next().unwrap_or_default().trim().trim_end_matches('"').parse()?)
     }
 
-    /// One TLS connection of nobody in particular. A server in need gives a handshake little time:
-    /// who means well comes again.
+    /// One TLS connection without credentials. A server under load shortens the handshake limit: a
+    /// well-behaved client retries.
     fn encrypted(&self) -> Result<rustls::StreamOwned<rustls::ClientConnection, TcpStream>> {
         let mut config = client_config(&Trust::Anyone, None)?;
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
@@ -57,7 +57,7 @@ impl Victim {
         })
     }
 
-    /// Somebody who means well is served.
+    /// A well-behaved client is served.
     fn serves(&self, path: &str) -> Result<()> {
         wait::until(LONG, "others are served", || {
             let answer = self.server.api()?.get(path, LONG)?;
@@ -66,8 +66,8 @@ impl Victim {
         })
     }
 
-    /// Others are served, memory is where it was, and there are few lines of each cause; perhaps some
-    /// of what may happen too.
+    /// Other clients are served, memory has not grown, and there are few lines of each cause. Causes in
+    /// `perhaps` may appear too.
     fn check(&mut self, causes: &[&str], perhaps: &[&str]) -> Result<()> {
         self.serves("/api/v1/namespaces/default")?;
         let grown = resident(self.server.process_id()?)?.saturating_sub(self.before) / 1024;
@@ -94,12 +94,12 @@ fn resident(process: u32) -> Result<u64> {
     Ok(number.context("a size")?.parse()?)
 }
 
-/// How many files a process has open.
+/// Number of open files of a process.
 fn files(process: u32) -> Result<u64> {
     Ok(std::fs::read_dir(format!("/proc/{process}/fd"))?.count() as u64)
 }
 
-/// Everything until the other side ends, a reset included.
+/// Everything until the other side closes or resets the connection.
 fn rest(io: &mut impl Read) -> String {
     let mut all = vec![];
     let _ = io.read_to_end(&mut all);
@@ -107,7 +107,7 @@ fn rest(io: &mut impl Read) -> String {
 }
 
 #[test]
-fn ten_thousand_idle_connections_keep_nobody_out() -> Result<()> {
+fn ten_thousand_idle_connections_do_not_block_others() -> Result<()> {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     setrlimit(Resource::RLIMIT_NOFILE, hard.max(soft), hard)?;
     let crowd = CROWD.min(hard.saturating_sub(1000));
@@ -120,20 +120,20 @@ fn ten_thousand_idle_connections_keep_nobody_out() -> Result<()> {
     for _ in 0..crowd {
         idle.push(TcpStream::connect_timeout(&address, LONG)?);
     }
-    // Some of them are further: encrypted, with nothing to say.
+    // Some are further: encrypted, but without a request.
     let mut quiet = vec![];
     for _ in 0..100 {
         quiet.push(victim.encrypted()?);
     }
     victim.serves("/readyz")?;
-    // Those who say nothing are cut, while they would stay.
+    // Silent clients are disconnected although they want to stay.
     let process = victim.server.process_id()?;
     wait::until(LONG, "the idle connections are cut", || {
         let open = files(process)?;
         ensure!(open < crowd / 2, "{open} files are open");
         Ok(())
     })?;
-    // A slow machine does not accept them all before the first are cut.
+    // A slow machine does not accept them all before it disconnects the first.
     victim.check(&["TLS handshake error"], &["idle connections are cut early"])
 }
 
@@ -157,7 +157,7 @@ fn old_tls_and_no_tls_are_refused() -> Result<()> {
         io.write_all(&record)?;
         let mut answer = vec![];
         let _ = io.read_to_end(&mut answer);
-        // An alert, and a fatal one.
+        // A fatal alert.
         ensure!(answer.starts_with(&[21]) && answer.get(5) == Some(&2), "{answer:?}");
     }
     victim.check(&["TLS handshake error"], &[])
@@ -171,7 +171,7 @@ fn huge_headers_are_refused() -> Result<()> {
         let mut io = victim.encrypted()?;
         io.write_all(b"GET /api HTTP/1.1\r\nHost: x\r\n")?;
         for _ in 0..40 {
-            // It may have hung up already.
+            // The server may have closed the connection already.
             if io.write_all(line.as_bytes()).is_err() {
                 break;
             }
@@ -183,7 +183,7 @@ fn huge_headers_are_refused() -> Result<()> {
 }
 
 #[test]
-fn wrong_credentials_fill_no_log() -> Result<()> {
+fn wrong_credentials_do_not_fill_the_log() -> Result<()> {
     let mut victim = Victim::start()?;
     for _ in 0..50 {
         let mut io = victim.encrypted()?;
@@ -197,7 +197,7 @@ fn wrong_credentials_fill_no_log() -> Result<()> {
     victim.check(&["Unable to authenticate the request"], &[])
 }
 
-/// Schemas nested as deep as objects may be: the first one overflowed a worker's stack once.
+/// Schemas nested to the maximum depth of objects: one once overflowed a worker's stack.
 fn definition(depth: usize) -> String {
     let schema = r#"{"type":"object","properties":{"a":"#.repeat(depth)
         + r#"{"type":"string"}"#
@@ -208,7 +208,7 @@ fn definition(depth: usize) -> String {
 }
 
 #[test]
-fn bodies_too_deep_and_numbers_too_long_hurt_nobody() -> Result<()> {
+fn bodies_too_deep_and_numbers_too_long_are_refused() -> Result<()> {
     const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions?dryRun=All";
     const MAPS: &str = "/api/v1/namespaces/default/configmaps?dryRun=All";
     const PODS: &str = "/api/v1/namespaces/default/pods?dryRun=All";

@@ -1,4 +1,4 @@
-//! What is kept, and under which keys: Secrets in the store, the certificate authorities.
+//! Secrets at rest and their keys, and the certificate authorities.
 
 use std::path::Path;
 
@@ -11,12 +11,12 @@ use testkit::wait;
 
 use crate::support::{LONG, Server};
 
-/// In no other file of the machine.
+/// A text in no other file of the machine.
 const MARK: &str = "hunter2-of-the-control-plane";
 
-/// The way through `secrets-encrypt`, as docs/security.md has it, on a server that runs.
+/// The steps of `secrets-encrypt` in docs/security.md, on a running server.
 #[test]
-fn secrets_are_sealed_rotated_and_opened_again() -> Result<()> {
+fn secrets_are_encrypted_rotated_and_decrypted_again() -> Result<()> {
     let mut server = Server::start(&[])?;
     let status = server.decapod(&["secrets-encrypt", "status"])?;
     ensure!(status.contains("Disabled"), "{status}");
@@ -24,7 +24,7 @@ fn secrets_are_sealed_rotated_and_opened_again() -> Result<()> {
     create(&server, "sealed")?;
     let sealed = STANDARD.encode(MARK);
     for mark in [MARK, &sealed] {
-        // The server writes its files anew at times of its own: one that is gone may be another now.
+        // The server rewrites its files at any time: a file may be replaced during the search.
         let found = wait::until(LONG, "its files hold still", || {
             any_file_has(&server.data().join("store"), mark.as_bytes())
         })?;
@@ -32,7 +32,7 @@ fn secrets_are_sealed_rotated_and_opened_again() -> Result<()> {
     }
     server.decapod(&["secrets-encrypt", "rotate"])?;
     ensure!(read(&server, "sealed")? == sealed, "another value after the rotation");
-    // The next life finds the keys.
+    // A restarted server finds the keys.
     server.stop()?;
     server.launch()?;
     ensure!(read(&server, "sealed")? == sealed, "another value after a restart");
@@ -46,9 +46,9 @@ fn secrets_are_sealed_rotated_and_opened_again() -> Result<()> {
     Ok(())
 }
 
-/// After `rotate-ca` and a restart: kubeconfigs of before and of now, twice in a row.
+/// Kubeconfigs from before and after `rotate-ca` and a restart, twice in a row.
 #[test]
-fn who_trusts_the_old_authority_trusts_the_new_one() -> Result<()> {
+fn clients_that_trust_the_old_authority_trust_the_new_one() -> Result<()> {
     let mut server = Server::start(&[])?;
     let mut kubeconfigs = vec![server.kubeconfig()?];
     for _ in 0..2 {
@@ -58,7 +58,7 @@ fn who_trusts_the_old_authority_trusts_the_new_one() -> Result<()> {
         server.launch()?;
         let new = server.kubeconfig()?;
         for old in &kubeconfigs {
-            // The free port is another one in each life.
+            // The free port changes with each start.
             let moved = old.replace(address_in(old)?, address_in(&new)?);
             let answer = ApiClient::from_kubeconfig(&moved)?.get("/api/v1/namespaces", LONG)?;
             ensure!(answer.status == 200, "a kubeconfig of before: {}", answer.body);
@@ -70,10 +70,10 @@ fn who_trusts_the_old_authority_trusts_the_new_one() -> Result<()> {
     Ok(())
 }
 
-/// The last step of a change of authorities: refused while somebody needs the old one, and then who
-/// comes with its certificates is a stranger.
+/// The last step of a new authority: refused while a client needs the old one; after that, certificates of
+/// the old one are refused.
 #[test]
-fn the_old_authority_is_forgotten_when_nobody_needs_it() -> Result<()> {
+fn the_old_authority_is_removed_when_no_client_needs_it() -> Result<()> {
     let mut server = Server::start(&[])?;
     let before = server.kubeconfig()?;
     let finish = ["certificate", "rotate-ca", "--finish", "--unused-for", "1s"];
@@ -93,8 +93,8 @@ fn the_old_authority_is_forgotten_when_nobody_needs_it() -> Result<()> {
     let answer = ApiClient::from_kubeconfig(&moved)?.get("/api/v1/namespaces", LONG)?;
     ensure!(answer.status == 200, "a kubeconfig of before: {}", answer.body);
     refused(&server, "kubernetes-admin used a certificate of CN=kubernetes ")?;
-    // Later: the pods know the new one, and the old kubeconfig is not used any more.
-    wait::until(LONG, "nobody needs the old authority", || server.decapod(&finish))?;
+    // Later: the pods know the new authority, and no client uses the old kubeconfig.
+    wait::until(LONG, "no client needs the old authority", || server.decapod(&finish))?;
     ensure!(server.api()?.get("/readyz", LONG)?.status == 200, "the running server is lost");
     server.stop()?;
     server.launch()?;

@@ -1,5 +1,5 @@
-//! A control plane without a node, as an operator runs it: what it prints, what it refuses, what it
-//! survives. Needs no root, but for one test that says so.
+//! A control plane without a node: its output, its errors, its behaviour after failures. Needs no root,
+//! except for one test that says so.
 
 mod audit;
 mod cis;

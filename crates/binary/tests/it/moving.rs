@@ -1,4 +1,4 @@
-//! Clusters that come from elsewhere: what they had still counts.
+//! Clusters that were moved from another distribution: their tokens and objects are still accepted.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
@@ -7,7 +7,7 @@ use testkit::wait;
 
 use crate::support::{LONG, Server};
 
-/// As after a move from another distribution: what it issued still counts, what is issued now has our name.
+/// As after a move from another distribution: old tokens are accepted, new tokens have our issuer.
 #[test]
 fn tokens_of_an_older_issuer_are_accepted() -> Result<()> {
     let (old, new) = ("https://kubernetes.default.svc.cluster.local", "https://issuer.example");
@@ -44,9 +44,9 @@ fn issued(server: &Server) -> Result<String> {
     Ok(answer["status"]["token"].as_str().with_context(|| answer.to_string())?.to_owned())
 }
 
-/// As where another distribution's DNS Service is called otherwise.
+/// For example if another distribution's DNS Service has another name.
 #[test]
-fn a_first_object_that_cannot_be_written_keeps_no_server_from_starting() -> Result<()> {
+fn a_server_starts_although_a_bootstrap_object_cannot_be_written() -> Result<()> {
     let mut server = Server::start(&["--cluster-dns", "10.43.0.99"])?;
     let taken = json!({"metadata": {"name": "rke-dns", "namespace": "kube-system"},
         "spec": {"clusterIP": "10.43.0.10", "ports": [{"port": 53}]}});
@@ -66,6 +66,6 @@ fn a_first_object_that_cannot_be_written_keeps_no_server_from_starting() -> Resu
     );
     let config =
         server.api()?.get("/api/v1/namespaces/kube-system/configmaps/decapod-cluster", LONG)?;
-    ensure!(config.status == 200, "what comes after it is written: {config:?}");
+    ensure!(config.status == 200, "later objects are written: {config:?}");
     Ok(())
 }

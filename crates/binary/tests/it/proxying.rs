@@ -1,5 +1,5 @@
-//! What the `proxy` subresources must not reach, against the whole server: this machine, its links, and
-//! whatever a port's text would name.
+//! Targets that the `proxy` subresources must not reach, on the whole server: this machine, its
+//! link-local addresses, and hosts that a port's text could name.
 
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
@@ -14,13 +14,13 @@ fn post(server: &Server, path: &str, body: &Value) -> Result<()> {
     Ok(())
 }
 
-/// A pod that says of itself that it has this address.
+/// A pod whose status claims this address.
 fn pod_at(server: &Server, name: &str, ip: &str) -> Result<()> {
     let pods = "/api/v1/namespaces/default/pods";
     let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
         "spec": {"nodeName": "evil", "containers": [
             {"name": "c", "image": "i", "ports": [{"name": "web", "containerPort": 8080}]}]}});
-    // The account of the namespace is made by a controller.
+    // A controller creates the namespace's service account.
     wait::until(LONG, "a pod", || post(server, pods, &pod))?;
     let status = json!({"status": {"podIP": ip, "podIPs": [{"ip": ip}]}}).to_string();
     let kind = [("Content-Type", "application/merge-patch+json")];

@@ -1,18 +1,18 @@
-//! What a node and a pod cost must not depend on how many there are.
+//! The cost of a node and of a pod must not depend on their number.
 //!
-//! Simulated nodes, which renew their Leases and run their pods, so that a size may take its time. Compared by
-//! the server's CPU, not by time: the machine may do much else. Each size has a server of its own.
+//! Simulated nodes, which renew their Leases and run their pods, so a size may take long. Compared by the
+//! server's CPU, not by time: the machine may be under load. Each size has its own server.
 
 use std::path::Path;
 
 use anyhow::{Result, ensure};
 use testkit::throughput::hollow::{self, Depth, NODE_CPU, POD_CPU, Plan, RENEWAL_CPU};
 
-/// A look at all nodes for each of them would cost five times as much.
+/// A loop over all nodes for each node would cost five times as much.
 const SIZES: [usize; 2] = [200, 1000];
-/// Maps grow deeper, caches miss more often.
+/// Deeper maps and cache misses may cost this factor.
 const ALLOWED: f64 = 1.5;
-/// The same number for both sizes: a size of a thousand pods takes a minute in a program that is not optimised.
+/// The same number for both sizes: a size of a thousand pods takes a minute in an unoptimised program.
 const PODS: usize = 300;
 
 #[test]

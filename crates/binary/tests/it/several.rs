@@ -1,5 +1,5 @@
-//! Several servers on one datastore: an etcd that is late, a server of another cluster, members that are
-//! frozen. What needs a real etcd of three members says so where there is none.
+//! Several servers on one datastore: an etcd that starts late, a server of another cluster, frozen members.
+//! Tests that need a real etcd with three members print `skipped` without one.
 
 use std::fs;
 use std::net::Ipv4Addr;
@@ -21,7 +21,7 @@ use crate::support::{LONG, Scratch, Server};
 const CLIENT_PORT: u16 = 2379;
 const PEER_PORT: u16 = 2380;
 
-/// A process that is killed when it is dropped.
+/// A process that is killed on drop.
 struct Running(Child);
 
 impl Running {
@@ -37,7 +37,7 @@ impl Drop for Running {
     }
 }
 
-/// Our own etcd at an address.
+/// `decapod etcd` at an address.
 fn own_etcd(scratch: &Scratch, url: &str) -> Result<Running> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_decapod"));
     command.args(["etcd", "--listen-client-urls", url, "--advertise-client-urls", url]);
@@ -50,7 +50,7 @@ fn url_of(address: Ipv4Addr) -> String {
     format!("http://{address}:{CLIENT_PORT}")
 }
 
-/// After a power cut machines come up in any order. Upstream and k3s wait, too.
+/// After a power cut machines start in any order. Upstream and k3s wait, too.
 #[test]
 fn a_server_waits_for_its_datastore_and_refuses_a_stranger() -> Result<()> {
     let (scratch, url) = (Scratch::new()?, url_of(places::own_loopback()));
@@ -68,7 +68,7 @@ fn a_server_waits_for_its_datastore_and_refuses_a_stranger() -> Result<()> {
     let _etcd = own_etcd(&scratch, &url)?;
     server.ready()?;
 
-    // Another authority: a cluster of two would believe half of its own members.
+    // Another authority: the servers would not accept each other's certificates.
     let Err(refused) = Server::start(&["--datastore-endpoint", &url]) else {
         bail!("a server of another cluster was taken in");
     };
@@ -80,7 +80,7 @@ fn a_server_waits_for_its_datastore_and_refuses_a_stranger() -> Result<()> {
     second.launch_with(&["--datastore-endpoint", &url])?;
     second.ready()?;
 
-    // A new authority is known by the old one.
+    // A new authority is accepted because of the old one.
     server.decapod(&["certificate", "rotate-ca"])?;
     server.stop()?;
     server.launch()?;
@@ -88,7 +88,7 @@ fn a_server_waits_for_its_datastore_and_refuses_a_stranger() -> Result<()> {
     second.launch()
 }
 
-/// What is copied to a second server: certificates and the token.
+/// Copies what a second server needs: certificates and the token.
 fn copy(from: &Path, to: &Path) -> Result<()> {
     use std::os::unix::fs::DirBuilderExt;
     for directory in [to.to_owned(), to.join("pki")] {
@@ -108,7 +108,7 @@ struct Etcd {
     _scratch: Scratch,
 }
 
-/// `ETCD`, what is found on the path, or in the cache.
+/// `ETCD`, the program in `PATH`, or the one in the cache.
 fn program() -> Option<PathBuf> {
     let found = places::cached("ETCD", "etcd-3.6/etcd").or_else(|| places::program("etcd"));
     if found.is_none() {
@@ -145,7 +145,7 @@ impl Etcd {
         urls.join(",")
     }
 
-    /// Which member leads the others.
+    /// The index of the leader.
     fn leader(&self) -> Result<usize> {
         let leads = |address: &Ipv4Addr| {
             let page = testkit::http::get(&format!("{address}:{CLIENT_PORT}"), "/metrics", LONG);
@@ -188,21 +188,21 @@ fn none_has_ended(servers: &mut [Server]) -> Result<()> {
     Ok(())
 }
 
-/// What writers of all servers saw in a while.
+/// The results of all writers.
 #[derive(Debug, Default)]
 struct Seen {
     written: AtomicUsize,
     failed: AtomicUsize,
-    /// The longest time that some server acknowledged nothing.
+    /// The longest time without an acknowledged write on any server.
     pause: Mutex<Duration>,
 }
 
-/// Of each server.
+/// Writers for each server.
 const WRITERS: usize = 4;
-/// A Lease is over after 15 s, and given up after 10 s without a renewal.
+/// A Lease expires after 15 s; its holder gives up after 10 s without a renewal.
 const FROZEN: Duration = Duration::from_secs(25);
 
-/// Writes to all servers, while `trouble` lasts.
+/// Writes to all servers during `trouble`.
 fn write_during(clients: &[ApiClient], trouble: impl FnOnce() -> Result<()>) -> Result<Seen> {
     let (seen, end) = (Seen::default(), End::default());
     std::thread::scope(|scope| {
@@ -223,7 +223,7 @@ fn write_during(clients: &[ApiClient], trouble: impl FnOnce() -> Result<()>) -> 
     Ok(seen)
 }
 
-/// Writers are told of it, and wait for it between two writes.
+/// The end of the test; writers wait for it between two writes.
 #[derive(Default)]
 struct End(Mutex<bool>, Condvar);
 
@@ -233,7 +233,7 @@ impl End {
         self.1.notify_all();
     }
 
-    /// Whether it comes within a moment.
+    /// Whether it comes within [`PACE`].
     fn comes(&self) -> bool {
         let has_come = self.0.lock().expect("no panic");
         let waited = self.1.wait_timeout_while(has_come, PACE, |has_come| !*has_come);
@@ -241,7 +241,7 @@ impl End {
     }
 }
 
-/// Between two writes of one writer.
+/// Pause between two writes of one writer.
 const PACE: Duration = Duration::from_millis(100);
 
 fn write(client: &ApiClient, name: &str, seen: &Seen, end: &End, last: &Mutex<Instant>) {
@@ -268,8 +268,8 @@ fn write(client: &ApiClient, name: &str, seen: &Seen, end: &End, last: &Mutex<In
     }
 }
 
-/// Upstream's API server sends every third write to a frozen member until its connection is found dead
-/// after 40 s: in a run of the two side by side at 40 writes a second 32 failed there.
+/// Upstream's API server sends every third write to a frozen member until it notices the dead connection
+/// after 40 s: in a comparison at 40 writes a second, 32 failed there.
 #[test]
 fn a_frozen_member_costs_no_server_and_few_writes() -> Result<()> {
     let Some(program) = program() else { return Ok(()) };
@@ -287,7 +287,7 @@ fn a_frozen_member_costs_no_server_and_few_writes() -> Result<()> {
         })?;
         println!("{what} frozen: {seen:?}");
         let failed = seen.failed.into_inner();
-        // What each writer had on its way.
+        // The writes that were in flight.
         ensure!(failed <= 3 * WRITERS, "{failed} writes failed while {what} was frozen");
         let pause = seen.pause.into_inner()?;
         ensure!(pause < Duration::from_secs(12), "no write for {pause:?} while {what} was frozen");
@@ -300,7 +300,7 @@ fn a_frozen_member_costs_no_server_and_few_writes() -> Result<()> {
     Ok(())
 }
 
-/// Upstream's controller manager and scheduler end then, and its API server goes on.
+/// Upstream's controller manager and scheduler end then, and its API server continues.
 #[test]
 fn a_lost_lease_ends_no_server() -> Result<()> {
     let Some(program) = program() else { return Ok(()) };
@@ -321,7 +321,7 @@ fn a_lost_lease_ends_no_server() -> Result<()> {
     none_has_ended(&mut servers)
 }
 
-/// Some server's controllers are at work.
+/// The controllers of some server work.
 fn works(server: &Server) -> Result<()> {
     let name = format!("d{}", base::rng::alphanumeric(8));
     let pod = json!({"metadata": {"labels": {"app": name}},

@@ -1,5 +1,5 @@
-//! A controller manager and a scheduler that run alone: what they serve on their own port, and to
-//! whom.
+//! A controller manager and a scheduler that run alone: the pages of their secure port, and access to
+//! them.
 
 use std::fs::{self, File};
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ use testkit::{places, wait};
 
 use crate::support::{LONG, Server};
 
-/// Where the two serve, each at an address of its own.
+/// The port of both; each has its own address.
 const PORT: u16 = 18_443;
 
 const METRICS: [(&str, &[&str]); 2] = [
@@ -25,7 +25,7 @@ const METRICS: [(&str, &[&str]); 2] = [
 ];
 
 #[test]
-fn components_alone_serve_health_and_figures_to_whom_the_cluster_allows() -> Result<()> {
+fn single_components_serve_health_and_metrics_to_authorized_users() -> Result<()> {
     let server = Server::start(&["--disable", "kube-scheduler,kube-controller-manager"])?;
     let token = monitor(&server)?;
     for (name, figures) in METRICS {
@@ -52,7 +52,7 @@ fn questions(component: &Component, token: &str, figures: &[&str]) -> Result<()>
     })?;
     let refused = "forbidden: User \\\"system:anonymous\\\" cannot get path \\\"/metrics\\\"";
     expect(get(&anybody, "/metrics")?, 403, refused)?;
-    // Sub-paths are not open.
+    // Subpaths are not always allowed.
     expect(get(&anybody, "/healthz/leaderElection")?, 403, "cannot get path")?;
     wait::until(LONG, "the administrator is known by the certificate, and it leads", || {
         let leads = format!("leader_election_master_status{{name=\"{name}\"}} 1\n");
@@ -70,7 +70,7 @@ fn questions(component: &Component, token: &str, figures: &[&str]) -> Result<()>
         _ => &configz["kubecontrollermanager.config.k8s.io"]["Generic"]["LeaderElection"],
     };
     ensure!(election["resourceName"] == name && election["leaderElect"] == true, "{configz}");
-    // Tokens: who may see figures sees them and nothing else; strangers are none.
+    // Tokens: one with the right to metrics reads only metrics; unknown tokens are refused.
     let with = |token: &str, path: &str| {
         let bearer = format!("Bearer {token}");
         let mut connection = Connection::new(anybody.clone(), LONG);
@@ -84,7 +84,7 @@ fn questions(component: &Component, token: &str, figures: &[&str]) -> Result<()>
     expect(with("nonsense", "/metrics")?, 401, "Unauthorized")
 }
 
-/// A service account's token that may see figures.
+/// The token of a service account that may read metrics.
 fn monitor(server: &Server) -> Result<String> {
     let api = server.api()?;
     let account = json!({"apiVersion": "v1", "kind": "ServiceAccount",
@@ -110,7 +110,7 @@ fn monitor(server: &Server) -> Result<String> {
     Ok(answer["status"]["token"].as_str().context("a token")?.to_owned())
 }
 
-/// One of the two, at a loopback address of its own. Killed when it is dropped.
+/// One of the two components, at its own loopback address. Killed on drop.
 struct Component {
     name: &'static str,
     process: Child,
@@ -155,14 +155,14 @@ impl Component {
         Ok(component)
     }
 
-    /// The administrator, who believes the certificate that it made.
+    /// The administrator, with a client that trusts the generated certificate.
     fn client(&self) -> Result<ApiClient> {
         let made = fs::read_to_string(self.directory.join(format!("{}.crt", self.name)))?;
         let (cert, key) = &self.identity;
         ApiClient::new(&self.address, &made, cert, key)
     }
 
-    /// As a service manager does; an end in order.
+    /// Sends SIGTERM, as a service manager does, and expects a clean end.
     fn stop(&mut self) -> Result<()> {
         kill(Pid::from_raw(self.process.id().cast_signed()), Signal::SIGTERM)?;
         let status = wait::until(LONG, "it has ended", || {

@@ -1,5 +1,5 @@
-//! A start on a disk that is full, or read-only, or that has lost the store; a second one beside it.
-//! What needs a file system of its own needs root.
+//! A start on a full disk, on a read-only one, without the store, and beside another server. Tests that
+//! need their own file system need root.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -16,7 +16,7 @@ use testkit::wait;
 
 use crate::support::{LONG, Scratch};
 
-/// A data directory on a file system of its own, and a server there with a port that stays.
+/// A data directory on its own file system, and a server with a fixed port.
 struct Place {
     scratch: Scratch,
     port: u16,
@@ -75,7 +75,7 @@ impl Place {
         wait::until(LONG, "the server has ended", || server.try_wait()?.context("it still runs"))
     }
 
-    /// One that must not start; what it says.
+    /// Starts a server that must fail; returns its error.
     fn refusal(&self, more: &[&str]) -> Result<String> {
         let output = self.command(more).output()?;
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -89,7 +89,7 @@ impl Place {
         fs::read_to_string(self.scratch.path().join("log")).unwrap_or_default()
     }
 
-    /// Until there is no room for a single byte.
+    /// Fills the disk to the last byte.
     fn fill(&self) -> Result<()> {
         let mut ballast = File::options().append(true).create(true).open(self.ballast())?;
         for size in [1 << 20, 4096, 1] {
@@ -132,7 +132,7 @@ fn create(data: &Path, name: &str) -> Result<()> {
 /// A role that a start writes if it is missing.
 const FIRST: &str = "/apis/rbac.authorization.k8s.io/v1/clusterroles/system:heapster";
 
-/// What a controller adds to an object that each start looks at.
+/// Waits for a controller's change of an object that each start checks.
 fn is_signed(data: &Path) -> Result<()> {
     let answer = api(data)?.get("/api/v1/namespaces/kube-public/configmaps/cluster-info", LONG)?;
     ensure!(answer.body.contains("jws-kubeconfig-"), "{}", answer.body);
@@ -146,7 +146,7 @@ fn is_there(data: &Path, name: &str) -> Result<()> {
 }
 
 #[test]
-fn a_full_disk_keeps_no_server_from_starting_and_a_read_only_one_says_so() -> Result<()> {
+fn a_server_starts_on_a_full_disk_and_fails_on_a_read_only_one() -> Result<()> {
     if !testkit::places::is_root_or_says_skipped() {
         return Ok(());
     }
@@ -154,7 +154,7 @@ fn a_full_disk_keeps_no_server_from_starting_and_a_read_only_one_says_so() -> Re
     let data = place.data();
     place.start()?;
     create(&data, "before")?;
-    // After a crash, and after a clean end that could not leave everything it wanted.
+    // After a crash, and after a clean end that could not write everything.
     for (round, signal) in [Signal::SIGKILL, Signal::SIGTERM, Signal::SIGKILL].iter().enumerate() {
         wait::until(LONG, "the signer is done", || is_signed(&data))?;
         let gone = api(&data)?.delete(FIRST, LONG)?;
@@ -164,14 +164,14 @@ fn a_full_disk_keeps_no_server_from_starting_and_a_read_only_one_says_so() -> Re
         place.fill()?;
         place.start()?;
         is_there(&data, "before")?;
-        // A write is refused, or finds room that the store's file has already.
+        // A write is refused, or fits into the free space of the store's file.
         let squeezed = format!("squeezed-{round}");
         if create(&data, &squeezed).is_ok() {
             is_there(&data, &squeezed)?;
         }
         fs::remove_file(place.ballast())?;
         wait::until(LONG, "writes are taken again", || create(&data, &format!("after-{round}")))?;
-        // What a start could not write comes later.
+        // Objects that the start could not write are written later.
         wait::until(LONG, "the first objects are complete", || {
             let answer = api(&data)?.get(FIRST, LONG)?;
             ensure!(answer.status == 200, "{}", answer.body);
@@ -195,7 +195,7 @@ fn a_lost_store_and_a_taken_directory_are_refused() -> Result<()> {
     place.start()?;
     create(&data, "before")?;
     let pid = place.server.as_ref().context("it runs")?.id().to_string();
-    // Another one in the same directory, with another port: it leaves no trace.
+    // Another server in the same directory, with another port, leaves nothing behind.
     let why = place.refusal(&["--tls-san", "other"])?;
     ensure!(why.contains("is in use by another process") && why.contains(&pid), "{why}");
     ensure!(fs::read_to_string(data.join("decapod.pid"))? == pid, "the pid of the other");
@@ -223,7 +223,7 @@ fn a_lost_store_and_a_taken_directory_are_refused() -> Result<()> {
 }
 
 #[test]
-fn flags_that_cannot_work_are_refused_before_anything_is_made() -> Result<()> {
+fn invalid_flags_are_refused_before_anything_is_created() -> Result<()> {
     let place = Place::new()?;
     let check = |words: &[&str], part: &str| -> Result<()> {
         let why = place.refusal(words)?;

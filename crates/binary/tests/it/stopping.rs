@@ -1,27 +1,27 @@
-//! Ctrl-C on a server that works.
+//! Ctrl-C on a working server.
 
 use anyhow::{Context, Result, ensure};
 use testkit::wait;
 
 use crate::support::{LONG, Server};
 
-/// Components end before the API server does: none of them misses it, and nothing is left to say.
+/// Components end before the API server does, so none of them logs an error.
 #[test]
-fn a_server_that_is_stopped_says_so_and_nothing_else() -> Result<()> {
+fn a_stopped_server_prints_only_stopping() -> Result<()> {
     let mut server = Server::start(&[])?;
     let api = server.api()?;
-    // The controllers are at work.
+    // The controllers work.
     wait::until(LONG, "a service account", || {
         let answer = api.get("/api/v1/namespaces/default/serviceaccounts/default", LONG)?;
         ensure!(answer.status == 200, "{}", answer.body);
         Ok(())
     })?;
-    // So is the scheduler, which says so once.
+    // The scheduler works, which logs it once.
     wait::until(LONG, "the scheduler", || {
         ensure!(server.log().contains("scheduling"), "{}", server.log());
         Ok(())
     })?;
-    // And somebody watches who does not end by himself.
+    // A watch that does not end by itself.
     let (seen, first) = std::sync::mpsc::channel();
     let watcher = std::thread::spawn(move || {
         let _ = api.stream("/api/v1/namespaces?watch=1", LONG, |_| seen.send(()).is_ok());

@@ -1,5 +1,5 @@
-//! The built binary as a control plane of its own: no root, no namespaces, a free port of the
-//! loopback interface, a directory that goes away.
+//! The built binary as a control plane: no root, no namespaces, a free port of the loopback interface, a
+//! temporary directory.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -13,12 +13,12 @@ use testkit::http::ApiClient;
 use testkit::wait;
 pub use testkit::wait::LONG;
 
-/// Lines of one kind about what others do come no more often.
+/// Lines about clients' actions come at most once in this time.
 const SELDOM: Duration = Duration::from_secs(60);
-/// What a server may complain of only because the machine is slow: a time that it gives was over.
+/// Warnings that appear only because the machine is slow: a time-out of the server.
 const OF_SLOWNESS: &[&str] = &["the garbage collector starts before every resource is listed"];
 
-/// A directory that is gone after the test.
+/// A directory that is removed after the test.
 pub struct Scratch(PathBuf);
 
 impl Scratch {
@@ -33,7 +33,7 @@ impl Scratch {
         &self.0
     }
 
-    /// Writes a file and tells where it is.
+    /// Writes a file and returns its path.
     pub fn file(&self, name: &str, text: &str) -> Result<String> {
         let path = self.0.join(name);
         fs::write(&path, text)?;
@@ -52,12 +52,12 @@ pub struct Server {
     process: Option<Child>,
     arguments: Vec<String>,
     scratch: Scratch,
-    /// When the first of its processes was started.
+    /// When the first of its processes started.
     begun: Instant,
 }
 
 impl Server {
-    /// Starts one with further flags; returns when it is ready.
+    /// Starts a server with additional flags; returns when it is ready.
     pub fn start(arguments: &[&str]) -> Result<Self> {
         Self::start_in(Scratch::new()?, arguments)
     }
@@ -70,13 +70,13 @@ impl Server {
         Ok(server)
     }
 
-    /// One whose process is not started yet.
+    /// A server whose process is not started yet.
     pub fn prepared() -> Result<Self> {
         let scratch = Scratch::new()?;
         Ok(Self { process: None, arguments: vec![], scratch, begun: wait::now() })
     }
 
-    /// Starts the process, again if it was stopped; returns when it is ready.
+    /// Starts the process, also after a stop; returns when it is ready.
     pub fn launch(&mut self) -> Result<()> {
         self.spawn()?;
         self.ready()
@@ -107,7 +107,7 @@ impl Server {
         ready.map_err(|status| anyhow::anyhow!("the server ended: {status}\n{}", self.log()))
     }
 
-    /// As Ctrl-C does; returns when the process has ended.
+    /// Sends SIGINT, as Ctrl-C does; returns when the process has ended.
     pub fn stop(&mut self) -> Result<ExitStatus> {
         kill(Pid::from_raw(self.process_id()?.cast_signed()), Signal::SIGINT)?;
         let process = self.running()?;
@@ -118,12 +118,12 @@ impl Server {
         Ok(status)
     }
 
-    /// How it ended, if it has.
+    /// Its exit status, if it has ended.
     pub fn has_ended(&mut self) -> Result<Option<ExitStatus>> {
         Ok(self.running()?.try_wait()?)
     }
 
-    /// Starts it, again if it was stopped, with other flags; does not wait for it.
+    /// Starts it with other flags, also after a stop; does not wait for it.
     pub fn launch_with(&mut self, arguments: &[&str]) -> Result<()> {
         self.arguments = arguments.iter().map(|word| (*word).to_owned()).collect();
         self.spawn()
@@ -137,7 +137,7 @@ impl Server {
         self.process.as_mut().context("it was not started")
     }
 
-    /// Runs one of the commands against this server's data; what it printed, or its complaint.
+    /// Runs a command against this server's data; returns its output, or its error.
     pub fn decapod(&self, words: &[&str]) -> Result<String> {
         let mut command = Command::new(env!("CARGO_BIN_EXE_decapod"));
         command.args(words).arg("--data-dir").arg(self.data()).stdin(Stdio::null());
@@ -152,7 +152,7 @@ impl Server {
         self.scratch.path().join("data")
     }
 
-    /// The administrator.
+    /// A client of the administrator.
     pub fn api(&self) -> Result<ApiClient> {
         ApiClient::from_kubeconfig(&self.kubeconfig()?)
     }
@@ -165,17 +165,17 @@ impl Server {
         self.scratch.path().join("log")
     }
 
-    /// All that it said, on both streams.
+    /// Its output so far, both streams.
     pub fn log(&self) -> String {
         fs::read_to_string(self.log_file()).unwrap_or_else(|error| error.to_string())
     }
 
-    /// How many lines are about `cause`.
+    /// The number of lines about `cause`.
     pub fn lines_about(&self, cause: &str) -> u64 {
         self.log().lines().filter(|line| line.contains(cause)).count() as u64
     }
 
-    /// One line a minute at most: others cannot fill the disk.
+    /// At most one line a minute: clients cannot fill the disk.
     pub fn speaks_seldom_of(&self, cause: &str) -> Result<()> {
         let lines = self.lines_about(cause);
         let most = 1 + self.begun.elapsed().as_secs() / SELDOM.as_secs();
@@ -183,7 +183,7 @@ impl Server {
         Ok(())
     }
 
-    /// Warnings and errors about anything else than these causes.
+    /// Checks for warnings and errors about other causes.
     pub fn complains_of_nothing_but(&self, causes: &[&str]) -> Result<()> {
         let log = self.log();
         let is_known =

@@ -1,4 +1,4 @@
-//! What is off by default, turned on: an object of each version is created, seen in the others,
+//! Versions that are off by default, turned on: an object of each version is created, read in the others,
 //! patched, watched and deleted.
 
 use std::collections::BTreeMap;
@@ -13,15 +13,15 @@ const JSON: (&str, &str) = ("Content-Type", "application/json");
 const MERGE: (&str, &str) = ("Content-Type", "application/merge-patch+json");
 const APPLY: (&str, &str) = ("Content-Type", "application/apply-patch+yaml");
 
-/// A resource in its versions, with what one of its objects is made of.
+/// A resource with its versions, and the content of one object.
 struct Case {
     group: &'static str,
     versions: &'static [&'static str],
     resource: &'static str,
     kind: &'static str,
-    /// Spec and other fields, as each version has them (the last stands for all behind it).
+    /// Spec and other fields in each version (the last one is used for all later ones).
     bodies: fn() -> Vec<Value>,
-    /// What each version shows of it, where versions differ: a pointer and a value.
+    /// Fields that differ between versions: a pointer and a value.
     shows: &'static [(&'static str, &'static str, &'static str)],
 }
 
@@ -186,7 +186,7 @@ fn anchor() -> String {
     pki::Authority::generate("it").expect("keys can be made").cert_pem().to_owned()
 }
 
-/// A request for a certificate, as JSON has bytes.
+/// A certificate request, in base64 as in JSON.
 pub fn request() -> String {
     let profile = pki::Profile::client("it", &[]);
     let (pem, _) = pki::new_request(&profile).expect("keys can be made");
@@ -257,7 +257,7 @@ impl Case {
         Ok(())
     }
 
-    /// One object's life, that one version began.
+    /// The life of one object, created in one version.
     fn live_once(
         &self,
         world: &mut World,
@@ -303,7 +303,7 @@ impl Case {
         self.see_events(world, paths, revision, &api_version)
     }
 
-    /// Every version's watch tells of the same changes, in its own form.
+    /// The watches of all versions report the same changes, each in its own form.
     fn see_events(
         &self,
         world: &World,
@@ -340,7 +340,7 @@ fn every_version_that_is_off_by_default_works_when_it_is_on() -> Result<()> {
     for case in CASES {
         case.run(&mut world)?;
     }
-    // No other version is there that was left out above.
+    // No served version is missing above.
     let groups = world.get("/apis")?;
     let mut served: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for group in groups["groups"].as_array().into_iter().flatten() {
@@ -371,7 +371,7 @@ fn every_version_that_is_off_by_default_works_when_it_is_on() -> Result<()> {
 }
 
 #[test]
-fn nothing_of_it_is_there_by_default() -> Result<()> {
+fn no_version_is_served_by_default() -> Result<()> {
     let server = Server::start(&["--runtime-config", "resource.k8s.io/v1beta2/deviceclasses"])?;
     let api = server.api()?;
     for case in CASES {

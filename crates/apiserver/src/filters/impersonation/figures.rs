@@ -1,6 +1,6 @@
-//! What impersonation costs, and how often it is refused: upstream's four families.
+//! Metrics of impersonation: duration and decisions, upstream's four families.
 //!
-//! Label values are names of modes and decisions, so nobody can make the families grow.
+//! Label values are names of modes and decisions, so clients cannot make the families grow.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
@@ -20,7 +20,7 @@ struct Families {
     authorizations: BTreeMap<Labels, Histogram>,
 }
 
-/// Guards plain numbers, for a few instructions at a time.
+/// Locked for a few instructions at a time.
 #[derive(Default)]
 pub struct Figures(Mutex<Families>);
 

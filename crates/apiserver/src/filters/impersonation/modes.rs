@@ -1,21 +1,21 @@
-//! By which right somebody acts as somebody else.
+//! The impersonation modes: which rights a user needs to act as another user.
 //!
 //! ```text
-//!  whom they want to be          mode              rights that the real user needs
-//!  the node of its own pod       associated-node   impersonate-on:associated-node:VERB what is asked for,
+//!  wanted user                   mode              rights that the real user needs
+//!  the node of its own pod       associated-node   impersonate-on:associated-node:VERB on the object,
 //!                                                  impersonate:associated-node nodes/*
 //!  any node                      arbitrary-node    impersonate-on:arbitrary-node:VERB …, and so on
 //!  a service account             serviceaccount
-//!  anybody else                  user-info
-//!  anybody                       (legacy)          impersonate users, groups, uids, userextras
+//!  any other user                user-info
+//!  any user                      (legacy)          impersonate users, groups, uids, userextras
 //! ```
 //!
-//! In: the request with its real user, the wanted user. Out: the wanted user with the groups that
-//! come with it, and the verb that allowed it; or the first mode's refusal.
-//! Modes are tried in this order, the one that last worked for a user first: who has the legacy right
-//! costs what it always cost. What a constrained mode allowed counts for ten seconds, as upstream
-//! (`cache.go`): `outer` for the very same request, `inner` for the same two users.
-//! Invariant: a mode's [`applies`](Mode::applies) is asked before any memory is.
+//! In: the request with its real user, the wanted user. Out: the wanted user with the groups of that
+//! identity, and the verb that allowed it; or the refusal of the first mode.
+//! Modes are tried in this order, but the mode that last worked for a user comes first: users of the legacy
+//! right cause no additional checks. Decisions of a constrained mode are cached for ten seconds, as upstream
+//! (`cache.go`): `outer` for an equal request, `inner` for the same two users.
+//! Invariant: [`applies`](Mode::applies) of a mode is called before any cache is read.
 //! Upstream: KEP-5284, `impersonation/mode.go`.
 
 use std::sync::Arc;
@@ -33,15 +33,15 @@ use crate::metrics::Metrics;
 use crate::request::{RequestInfo, UserInfo};
 use base::memory::{Memory, key_of};
 
-/// Ways to allow it. Verbs are spelled out, as the audit log and the messages have them.
+/// A mode. Verbs are literals, because the audit log and error messages contain them.
 pub struct Mode {
-    /// Of the figures.
+    /// In metrics.
     label: &'static str,
-    /// Of the question about the wanted user.
+    /// The verb of the check on the wanted user.
     verb: &'static str,
-    /// What the verb of the request is put behind; nothing for the legacy mode, which does not ask.
+    /// Prefix of the request's verb; `None` for the legacy mode, which does not check the request.
     on: Option<&'static str>,
-    /// Does the mode know users like the wanted one, for somebody like the real one?
+    /// Whether the mode applies to this real user and this wanted user.
     applies: fn(&UserInfo, &UserInfo) -> bool,
 }
 
@@ -74,24 +74,24 @@ pub const ALL: &[Mode] = &[
     },
     Mode { label: "legacy", verb: "impersonate", on: None, applies: |_, _| true },
 ];
-/// What there is while the gate is closed.
+/// The modes while the gate is off.
 pub const LEGACY: &[Mode] = ALL.split_at(ALL.len() - 1).1;
 
 const ASSOCIATED: &str = "impersonate:associated-node";
-/// Stands for a service account's extras: the pod and the node in them would be a question each.
+/// Replaces a service account's extras: the pod and node in them would make every check different.
 const ASSOCIATED_KEYS: &str = "authentication.kubernetes.io/associated-node-keys";
 const NODES: &str = "system:nodes";
 const MASTERS: &str = "system:masters";
-/// From so many on, one question about all of them comes first. Upstream:
+/// From this number on, one check for all of them comes first. Upstream:
 /// `manyAuthorizationChecksInLoop`.
 const MANY: usize = 4;
-/// How long what was allowed counts. Upstream: `TokenSuccessCacheTTL`.
+/// How long a positive decision is cached. Upstream: `TokenSuccessCacheTTL`.
 const LASTS: Duration = Duration::from_secs(10);
 const REMEMBERED: usize = 10_000;
-/// As good as for ever: the mode that worked is a hint, not a right.
+/// Practically unlimited: the mode that worked is only a hint.
 const HINT_LASTS: Duration = Duration::from_secs(u32::MAX as u64);
 
-/// Somebody else, and the right to be them.
+/// The impersonated user, and the right that allowed it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Impersonated {
     pub user: UserInfo,
@@ -99,20 +99,20 @@ pub struct Impersonated {
     pub constraint: Option<&'static str>,
 }
 
-/// What is remembered between requests.
+/// The caches between requests.
 pub struct Impersonation {
-    /// By the real user's name: the place of the mode that worked last.
+    /// By the real user's name: the index of the mode that worked last.
     last: Memory<usize>,
     allowed: Memory<Impersonated>,
     figures: Arc<Figures>,
 }
 
-/// A question of one mode.
+/// A check of one mode.
 struct Ask<'a> {
     mode: &'a Mode,
     authorizers: &'a [Box<dyn Authorizer>],
     figures: &'a Figures,
-    /// As authorizers see them.
+    /// As authorizers see the user.
     real: UserInfo,
     wanted: &'a UserInfo,
 }
@@ -156,7 +156,7 @@ impl Impersonation {
         Err(first.unwrap_or_else(|| StatusError::internal("all impersonation modes failed")))
     }
 
-    /// Nothing where the mode is not about such users.
+    /// `None` if the mode does not apply to these users.
     async fn attempt(
         &self,
         mode: &Mode,
@@ -190,7 +190,7 @@ impl Impersonation {
                 found
             }
         };
-        // What is remembered of a service account on its node is of any node.
+        // The cached decision for a service account is the same for all nodes.
         found.user.name.clone_from(&wanted.name);
         Ok(Some(found))
     }
@@ -201,7 +201,7 @@ impl Ask<'_> {
         self.mode.on.is_some()
     }
 
-    /// May the real user be the wanted one? A question for each thing that is wanted.
+    /// Checks each property of the wanted user.
     async fn whole(&self) -> Result<Impersonated, StatusError> {
         let mut user = self.wanted.clone();
         let mut about = self.about("users", &user.name);
@@ -274,7 +274,7 @@ impl Ask<'_> {
         Ok(())
     }
 
-    /// Names and groups have been the core group's since before the others were thought of.
+    /// Users and groups are in the core group for historical reasons; the rest is in another group.
     fn about(&self, resource: &str, name: &str) -> RequestInfo {
         let is_old = !self.is_constrained() && matches!(resource, "users" | "groups");
         RequestInfo {
@@ -312,8 +312,8 @@ fn is_name_only(user: &UserInfo) -> bool {
     user.uid.is_empty() && user.groups.is_empty() && user.extra.is_empty()
 }
 
-/// The real user as authorizers see them. That a service account is on the node that it wants to be
-/// is known; what is particular to its pod would make every pod of it a stranger.
+/// The real user as authorizers see it. That a service account is on the wanted node is checked already;
+/// details of its pod are removed, because they would prevent caching.
 fn as_seen(mode: &Mode, real: &UserInfo) -> UserInfo {
     let mut user = real.clone();
     if mode.verb == ASSOCIATED {
@@ -323,7 +323,7 @@ fn as_seen(mode: &Mode, real: &UserInfo) -> UserInfo {
     user
 }
 
-/// The groups that come with an identity.
+/// Adds the groups of an identity.
 fn complete(mut user: UserInfo) -> UserInfo {
     if user.name == ANONYMOUS {
         if !user.in_group(UNAUTHENTICATED) {
@@ -334,7 +334,7 @@ fn complete(mut user: UserInfo) -> UserInfo {
     with_group(user)
 }
 
-/// What a decision hangs on. Every field of a request is named, so that a new one is not forgotten.
+/// The cache key. It lists every field of a request, so that a new field cannot be forgotten.
 fn key(mode: &Mode, real: &UserInfo, wanted: &UserInfo, info: Option<&RequestInfo>) -> [u8; 32] {
     let any = UserInfo::new("system:node:*", &[]);
     let wanted = if mode.verb == ASSOCIATED { &any } else { wanted };
@@ -389,7 +389,7 @@ mod tests {
 
     use super::*;
 
-    /// Allows what stands in a list, and notes what it was asked.
+    /// Allows the rights in a list, and records the checks.
     #[derive(Default)]
     struct Listed {
         rights: Vec<String>,
@@ -444,7 +444,7 @@ mod tests {
             self.ask_in(ALL, real, wanted, "list").await
         }
 
-        /// For pods of a namespace.
+        /// A request for pods of a namespace.
         async fn ask_in(
             &self,
             modes: &[Mode],
@@ -501,7 +501,7 @@ mod tests {
                 let mut some = rights.to_vec();
                 some.remove(left_out);
                 let refused = Bench::new(&some).ask(real, &named(&found.user.name)).await;
-                // The rights to what else is wanted are not needed for the name alone.
+                // The rights for other properties are not needed if only the name is wanted.
                 let needed = left_out < 2 || rights.len() < 3;
                 assert_eq!(refused.is_err(), needed, "{some:?}");
             }
@@ -576,7 +576,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_first_modes_refusal_is_told() {
+    async fn the_first_modes_refusal_is_returned() {
         let check = async |real: &UserInfo, wanted: UserInfo, rights: &[&str], expected: &str| {
             let refusal = Bench::new(rights).ask(real, &wanted).await.expect_err("refused");
             assert_eq!((refusal.code, refusal.message.as_str()), (403, expected));
@@ -603,7 +603,7 @@ mod tests {
             r#"serviceaccounts.authentication.k8s.io "bot" is forbidden: User "jane" cannot impersonate:serviceaccount resource "serviceaccounts" in API group "authentication.k8s.io" in the namespace "b""#,
         )
         .await;
-        // A service account with groups is nobody's but the legacy mode's.
+        // Only the legacy mode allows a service account with groups.
         check(
             &jane,
             user("system:serviceaccount:b:bot", "", &["g"], &[]),
@@ -639,7 +639,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_legacy_right_costs_what_it_did() {
+    async fn the_legacy_right_causes_no_additional_checks() {
         let bench = Bench::new(&["impersonate users joe", "impersonate groups g"]);
         let wanted = user("joe", "", &["g"], &[]);
         let jane = named("jane");
@@ -652,11 +652,11 @@ mod tests {
         assert_eq!(bench.take(), first);
         assert!(bench.ask(&jane, &wanted).await.is_ok());
         assert_eq!(bench.take(), first[1..]);
-        // What worked last is asked for first, and its refusal is the one that is told.
+        // The mode that worked last is tried first, and its refusal is returned.
         let refusal = bench.ask(&jane, &named("jim")).await.expect_err("refused");
         let expected = r#"users "jim" is forbidden: User "jane" cannot impersonate resource "users" in API group "" at the cluster scope"#;
         assert_eq!(refusal.message, expected);
-        // Others are not taken for jane.
+        // Another user does not get jane's cached decision.
         bench.take();
         assert!(bench.ask(&named("june"), &wanted).await.is_ok());
         assert_eq!(bench.take(), first);
@@ -672,7 +672,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_was_allowed_counts_for_ten_seconds() {
+    async fn positive_decisions_are_cached_for_ten_seconds() {
         let rights = [
             "impersonate-on:user-info:list pods default",
             "impersonate-on:user-info:get pods default",
@@ -697,7 +697,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_agent_of_all_nodes_is_asked_about_once() {
+    async fn a_service_account_on_all_nodes_is_checked_once() {
         let rights = [
             "impersonate-on:associated-node:list pods default",
             "impersonate:associated-node nodes.authentication.k8s.io *",
@@ -714,12 +714,12 @@ mod tests {
         assert_eq!(bench.take(), rights);
         assert_eq!(ask("n2", "system:node:n2").await.expect("its own"), "system:node:n2");
         assert_eq!(bench.take(), [""; 0]);
-        // Another's is not remembered as its own.
+        // The decision for another node is not cached for this one.
         assert!(ask("n2", "system:node:n1").await.is_err());
     }
 
     #[tokio::test]
-    async fn many_are_asked_about_at_once_first() {
+    async fn many_properties_are_first_checked_together() {
         let name = "impersonate:user-info users.authentication.k8s.io joe";
         let on = "impersonate-on:user-info:list pods default";
         let check = async |wanted: UserInfo, rights: &[&str], expected: &[&str]| {
@@ -743,7 +743,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn attempts_and_questions_are_counted() {
+    async fn attempts_and_checks_are_counted() {
         let bench = Bench::new(&["impersonate users joe"]);
         let _ = bench.ask(&named("jane"), &named("joe")).await;
         let _ = bench.ask(&named("jane"), &named("jim")).await;

@@ -1,4 +1,4 @@
-//! What kind of user a name stands for, and which extras one may carry.
+//! The kind of user behind a name, and the extras that it may have.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use crate::request::UserInfo;
 
 const SERVICE_ACCOUNT: &str = "system:serviceaccount:";
 const NODE: &str = "system:node:";
-/// In a service account's token: the node of its pod.
+/// An extra of service account tokens: the node of the pod.
 const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
 
 /// Namespace and name. Upstream: `serviceaccount.SplitUsername`.
@@ -23,14 +23,14 @@ pub fn node(user: &str) -> Option<&str> {
     user.strip_prefix(NODE).filter(|name| dns1123_subdomain(name).is_empty())
 }
 
-/// Is it a service account on the very node that it wants to be?
+/// Whether it is a service account whose pod is on the wanted node.
 pub fn is_associated(real: &UserInfo, wanted: &str) -> bool {
     let Some(node) = node(wanted) else { return false };
     let on: &[String] = real.extra.get(NODE_NAME).map_or(&[], Vec::as_slice);
     service_account(&real.name).is_some() && matches!(on, [one] if one == node)
 }
 
-/// What is wrong with extras; legacy impersonation takes any.
+/// The error of invalid extras; legacy impersonation accepts any.
 pub fn wrong_extra(extra: &BTreeMap<String, Vec<String>>) -> Option<String> {
     extra.iter().find_map(|(key, values)| {
         if key.is_empty() {
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_stand_for_service_accounts_nodes_and_others() {
+    fn names_are_of_service_accounts_nodes_and_others() {
         let check = |name: &str, expected: (Option<(&str, &str)>, Option<&str>)| {
             assert_eq!((service_account(name), node(name)), expected, "{name}");
         };
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn extras_have_keys_of_somebody() {
+    fn extras_need_domain_prefixed_keys() {
         let check = |key: &str, values: &[&str], expected: &str| {
             let values = values.iter().map(|value| (*value).to_owned()).collect();
             let found = wrong_extra(&BTreeMap::from([(key.to_owned(), values)]));

@@ -1,4 +1,4 @@
-//! The server as clients of CBOR see it, with the gate open and closed.
+//! The server with clients that use CBOR, with the gate on and off.
 
 use base::features::{self, Feature, Gates};
 use machinery::cbor;
@@ -18,7 +18,7 @@ fn body(tree: &Value) -> Vec<u8> {
     cbor::object(tree.to_string().as_bytes()).expect("JSON")
 }
 
-/// Gates are the thread's own in tests, so that all of one runs on its thread.
+/// Gates are thread-local in tests, so the whole test runs on one thread.
 fn with_open_gate(work: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let gates = Gates::DEFAULT.with(Feature::CBORServingAndStorage, true);
@@ -56,7 +56,7 @@ fn objects_lists_and_options_are_cbor() {
         let cut = format!("{CBOR};as=PartialObjectMetadata;g=meta.k8s.io;v=v1");
         let answer = bench.ask_bytes(&format!("GET {MAPS}/x"), &[("accept", &cut)], "").await;
         assert_eq!(shown(&answer)["kind"], "PartialObjectMetadata");
-        // Who asks for another form is told errors in the common one.
+        // Errors for a client that requests another form are in the common form.
         let missing = bench.ask_bytes(&format!("GET {MAPS}/none"), &[("accept", &cut)], "").await;
         assert_eq!((missing.code, missing.header("content-type")), (404, "application/json"));
         let options = json!({ "preconditions": { "uid": "other" } });
@@ -90,7 +90,7 @@ fn watches_are_sequences() {
 }
 
 #[test]
-fn what_is_no_object_is_refused_in_upstreams_words() {
+fn invalid_objects_are_refused_in_upstreams_words() {
     with_open_gate(async {
         let bench = Bench::new();
         let check = async |body: Vec<u8>, expected: &str| {
@@ -108,7 +108,7 @@ fn what_is_no_object_is_refused_in_upstreams_words() {
 }
 
 #[tokio::test]
-async fn a_closed_gate_knows_no_cbor() {
+async fn cbor_is_not_served_while_the_gate_is_off() {
     let bench = Bench::new();
     let sent = body(&json!({ "metadata": { "name": "x" } }));
     let refused = bench.ask_bytes(&format!("POST {MAPS}"), &[("content-type", CBOR)], sent).await;

@@ -10,7 +10,7 @@ use transport::{ClientOptions, HttpClient, Limits, Listener};
 
 use super::*;
 
-/// Serves the bench on loopback, to the admin; what the query says is accepted (`accept=…`).
+/// Serves the bench on loopback, as the admin; the query sets the Accept header (`accept=…`).
 async fn listen(bench: &Bench) -> SocketAddr {
     let listener = Listener::tcp(([127, 0, 0, 1], 0).into()).await.expect("a port");
     let address = listener.local_addr().expect("an address");
@@ -48,7 +48,7 @@ async fn next(socket: &mut WebSocket) -> Message {
 }
 
 #[tokio::test]
-async fn watches_come_in_messages() {
+async fn watches_are_sent_in_messages() {
     let bench = Bench::new();
     let address = listen(&bench).await;
     bench.create_config_map("x").await;
@@ -63,11 +63,11 @@ async fn watches_come_in_messages() {
         assert_eq!(event["type"], "MODIFIED");
         bench.ask(&format!("PATCH {MAPS}/x"), json!({ "data": { "a": "b" } })).await;
     }
-    // The length in front of a frame is HTTP's matter.
+    // The length prefix of a frame is for HTTP only.
     let mut socket = connect(address, &format!("accept={PROTOBUF};stream=watch"), &[]).await;
     let Message::Binary(frame) = next(&mut socket).await else { panic!("protobuf is binary") };
     assert_eq!(&frame[..7], b"\n\x05ADDED");
-    // A time that is up ends with a farewell, as the server's end does.
+    // A watch whose time is up ends with a close frame, like one that ends with the server.
     let mut timed = connect(address, "timeoutSeconds=1", &[]).await;
     next(&mut timed).await;
     assert!(matches!(next(&mut timed).await, Message::Close(Some(_))));
@@ -78,7 +78,7 @@ async fn watches_come_in_messages() {
 }
 
 #[tokio::test]
-async fn several_subprotocols_are_too_many() {
+async fn several_subprotocols_are_refused() {
     let bench = Bench::new();
     let address = listen(&bench).await;
     let options = ClientOptions { server: format!("http://{address}"), ..Default::default() };

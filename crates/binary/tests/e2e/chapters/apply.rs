@@ -1,5 +1,5 @@
-//! A usual manifest, from `apply` to containers that run. Leaves the Deployment `web` with three
-//! Ready pods, and the pod `client`.
+//! A typical manifest, from `apply` to running containers. Leaves the Deployment `web` with three Ready
+//! pods, and the pod `client`.
 
 use anyhow::{Context, Result, ensure};
 
@@ -52,7 +52,7 @@ pub fn inside(story: &mut Story) -> Result<()> {
     limits(story, &pod)
 }
 
-/// The kernel's own word for the limit of 64Mi, on either cgroup version.
+/// The limit of 64Mi as the kernel shows it, on either cgroup version.
 fn limits(story: &Story, pod: &str) -> Result<()> {
     let uid = story.value(&format!("pod {pod}"), ".metadata.uid")?;
     let process = crate::processes::named(&uid, "nginx")?;

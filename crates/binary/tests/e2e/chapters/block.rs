@@ -5,17 +5,17 @@ use anyhow::{Result, ensure};
 use crate::story::{LONG, Story};
 
 const MANIFEST: &str = include_str!("../manifests/block.yaml");
-/// Where in the device the test writes.
+/// The sector that the test writes.
 const SECTOR: usize = 4;
 
-/// A loop device over a file; given back when dropped.
+/// A loop device over a file; detached on drop.
 struct Loop<'a> {
     story: &'a Story,
     device: String,
 }
 
 impl<'a> Loop<'a> {
-    /// `None`, with a line, where the machine has none to give.
+    /// `None`, with a printed line, if the machine has no loop device.
     fn new(story: &'a Story) -> Result<Option<Self>> {
         let file = story.server.host().directory().join("disk");
         std::fs::File::create(&file)?.set_len(8 << 20)?;
@@ -42,7 +42,7 @@ pub fn raw(story: &mut Story) -> Result<()> {
     let Some(disk) = Loop::new(story)? else { return Ok(()) };
     let told = tell(story, &disk);
     if told.is_err() {
-        // Nobody may hold the device when it is given back.
+        // The device must not be in use when it is detached.
         let _ = story.kubectl("delete pod writer reader --ignore-not-found --timeout=90s");
     }
     told
@@ -66,7 +66,7 @@ fn tell(story: &Story, disk: &Loop<'_>) -> Result<()> {
     let disk_now = std::fs::read(story.server.host().directory().join("disk"))?;
     ensure!(disk_now[SECTOR * 512..].starts_with(b"raw words\n"), "the node's file has it");
 
-    // Who may only read cannot write, and no other device is within reach.
+    // A read-only volume cannot be written, and no other device is accessible.
     let refused = exec("reader", "echo x | dd of=/dev/disks/first bs=512 conv=sync");
     let refused = format!("{:#}", refused.expect_err("the claim is used read-only"));
     ensure!(refused.contains("Operation not permitted"), "{refused}");

@@ -1,6 +1,6 @@
-//! The CIS Kubernetes Benchmark's items about a node, as docs/security.md answers them with "yes".
-//! Those of the control plane are tried by `it/cis.rs`, which also compares both lists with the
-//! document. Leaves nothing.
+//! The CIS Kubernetes Benchmark's items about a node that docs/security.md answers with "yes".
+//! `it/cis.rs` tests those of the control plane, and compares both lists with the document. Leaves
+//! nothing.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -45,14 +45,14 @@ fn files(story: &Story) -> Result<()> {
     let data = story.server.data_directory();
     has_mode(&data.join("kubeconfig"), 0o600)?;
     for entry in fs::read_dir(data.join("pki"))? {
-        // Certificates of before a rotation lie in directories.
+        // Certificates from before a rotation are in directories.
         let path = entry?.path();
         has_mode(&path, if path.is_dir() { 0o700 } else { 0o600 })?;
     }
     Ok(())
 }
 
-/// What curl on the node gets: a status, or 000.
+/// A request with curl on the node: its output and the status, or 000.
 fn curl(story: &Story, words: &[&str]) -> Result<(String, String)> {
     let mut command = story.server.host().command("curl");
     command.args(["-sS", "-m", "20", "-w", "\n%{http_code}"]).args(words);
@@ -87,7 +87,7 @@ fn events_come(story: &Story) -> Result<()> {
     Ok(())
 }
 
-/// Anybody who trusts the cluster's authority alone believes the kubelet.
+/// A client that trusts only the cluster's authority accepts the kubelet's certificate.
 fn serving_certificate(story: &Story) -> Result<()> {
     let authority = story.server.data_directory().join("pki/ca.crt").display().to_string();
     let url = format!("https://{}:10250/pods", story.address);

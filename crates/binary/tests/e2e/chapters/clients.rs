@@ -1,4 +1,4 @@
-//! Unmodified client libraries of other languages, each in a namespace of its own. They leave nothing.
+//! Unmodified client libraries of other languages, each in its own namespace. They leave nothing.
 
 use std::path::Path;
 use std::process::Command;
@@ -9,7 +9,7 @@ use testkit::{clients, places};
 use super::stores::Lab;
 use crate::story::Story;
 
-/// On the node since the images were imported.
+/// The node has it since the images were imported.
 const IMAGE: &str = "docker.io/library/busybox:1.35";
 
 pub fn python(story: &mut Story) -> Result<()> {
@@ -52,7 +52,7 @@ pub fn official_java(story: &mut Story) -> Result<()> {
     java(story, "Official.java")
 }
 
-/// One file, which `java` compiles by itself.
+/// A single file, which `java` compiles itself.
 fn java(story: &Story, program: &str) -> Result<()> {
     let Some(library) = clients::JAVA.ensure()? else { return Ok(()) };
     let mut command = tool(story, "java")?;
@@ -67,7 +67,7 @@ pub fn javascript(story: &mut Story) -> Result<()> {
     run(story, command, "namespace deployment apply pods forward informer ending")
 }
 
-/// An API server of their own, whose gate is open.
+/// On a separate API server, with the gate `CBORServingAndStorage`.
 pub fn go_in_cbor(story: &mut Story) -> Result<()> {
     let Some(program) = places::cbor_client() else {
         println!("skipped: no client in the cache (`cargo xtask cbor-client` builds it)");
@@ -99,7 +99,7 @@ fn script(name: &str) -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/e2e/clients").join(name)
 }
 
-/// The script says each step that it has finished, and why it stopped if it did.
+/// The script prints each finished step, and an error if it stopped.
 fn run(story: &Story, mut command: Command, steps: &str) -> Result<()> {
     let output = story.server.host().output(&mut command)?;
     let printed = String::from_utf8_lossy(&output.stdout);

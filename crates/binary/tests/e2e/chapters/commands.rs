@@ -1,4 +1,4 @@
-//! What people type at kubectl, against what upstream prints. Leaves everything as it was.
+//! Everyday kubectl commands and their output. Leaves everything as it was.
 
 use anyhow::{Context, Result, ensure};
 use testkit::{places, wait};
@@ -6,7 +6,7 @@ use testkit::{places, wait};
 use crate::expect;
 use crate::story::{LONG, Story};
 
-/// Commands and the shape of what they print.
+/// Commands and patterns of their output.
 const LISTS: &[(&str, &str)] = &[
     ("get deployments", "NAME READY UP-TO-DATE AVAILABLE AGE\nweb 3/3 3 3 *"),
     (
@@ -74,7 +74,7 @@ pub fn lists(story: &mut Story) -> Result<()> {
     Ok(())
 }
 
-/// Another kubectl, of whatever version the machine has, prints the same.
+/// The machine's own kubectl, of any version, prints the same.
 pub fn other_kubectl(story: &mut Story) -> Result<()> {
     let Some(other) = places::program("kubectl") else {
         println!("the machine has no kubectl of its own");
@@ -140,7 +140,7 @@ QoS Class: BestEffort
 Events:
 ...";
 
-/// Events of one second have no order.
+/// Events of the same second are not ordered.
 const POD_EVENTS: &[&str] = &[
     "Normal Scheduled * default-scheduler Successfully assigned default/client to node1",
     "Normal Pulled * kubelet *",
@@ -150,7 +150,7 @@ const POD_EVENTS: &[&str] = &[
 
 pub fn describe(story: &mut Story) -> Result<()> {
     story.shows("describe deployment web", DEPLOYMENT)?;
-    // Which of the two stands first depends on which changed last.
+    // The order of the two depends on which changed last.
     for condition in
         ["Available True MinimumReplicasAvailable", "Progressing True NewReplicaSetAvailable"]
     {
@@ -184,7 +184,7 @@ pub fn streams(story: &mut Story) -> Result<()> {
         let forward =
             story.server.kubectl_in_background("port-forward", &["port-forward", &what, &ports])?;
         let address = format!("127.0.0.1:{number}");
-        // Several connections over one tunnel.
+        // Several connections through one tunnel.
         for _ in 0..5 {
             let response = wait::until(LONG, "the forwarded port answers", || {
                 story.get(&address, "/").with_context(|| forward.output().unwrap_or_default())
@@ -224,7 +224,7 @@ fn exec(story: &Story) -> Result<()> {
     Ok(())
 }
 
-/// `kubectl run -i` ends with its input: with the container's own, or as the one client of an input that
+/// `kubectl run -i` ends with its input, whether the container's stdin closes with it (`stdinOnce`) or
 /// stays open.
 fn inline(story: &Story) -> Result<()> {
     let image = "--image=docker.io/library/busybox:1.35";
@@ -350,7 +350,7 @@ pub fn surface(story: &mut Story) -> Result<()> {
     stranger(story)
 }
 
-/// What somebody without a certificate gets: health and version, no objects.
+/// A client without credentials may read health and version, but no objects.
 fn stranger(story: &Story) -> Result<()> {
     let client = story.api()?.without_identity()?;
     let host = story.server.host();

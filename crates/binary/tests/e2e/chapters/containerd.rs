@@ -1,8 +1,8 @@
-//! Another runtime: a cluster of its own whose containers a real containerd runs and a CNI plugin
-//! connects. On a host of its own; leaves nothing.
+//! Another runtime: a separate cluster on its own host, whose containers a real containerd runs and a CNI
+//! plugin connects. Leaves nothing.
 //!
-//! Most of it is chapters that the embedded runtime has passed before, told again: there must be no
-//! difference. Then what is different: the runtime can go away on its own.
+//! Most parts are chapters that the embedded runtime has passed before: there must be no difference. The
+//! rest tests the difference: the runtime can stop while the kubelet runs.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -21,7 +21,7 @@ use crate::story::{LONG, Story};
 const NODE: &str = "node node1";
 const READY: &str = ".status.conditions[?(@.type=='Ready')]";
 
-/// A chapter of its own inside this one.
+/// A chapter that runs inside this one.
 type Part = (&'static str, fn(&mut Story) -> Result<()>);
 
 const TOLD_AGAIN: &[Part] = &[
@@ -33,7 +33,7 @@ const TOLD_AGAIN: &[Part] = &[
     ("service: names answer in a pod", service::names),
     ("service: a pod that is not Ready gets nothing", service::not_ready),
     ("commands: logs, exec, cp, port-forward", commands::streams),
-    ("healing: a killed process comes back", healing::killed_process),
+    ("healing: a killed process is restarted", healing::killed_process),
     ("healing: a deleted pod is replaced", healing::deleted_pod),
     ("healing: a failing liveness probe restarts", healing::liveness),
 ];
@@ -55,12 +55,12 @@ pub fn runs_a_node(told: &mut Story) -> Result<()> {
         let from = log.len().saturating_sub(8000);
         format!("{}\n--- containerd\n{}", story.report(), log.get(from..).unwrap_or(&log))
     });
-    // Before its host, whose end waits for it.
+    // Must be dropped before its host, which waits for its processes.
     drop(containerd);
     outcome
 }
 
-/// `None`, with a line, where its packages cannot be had.
+/// `None`, with a printed line, if its packages cannot be downloaded.
 fn containerd_on(host: &Host) -> Option<Containerd> {
     match Containerd::start(host) {
         Ok(containerd) => Some(containerd),
@@ -75,7 +75,7 @@ fn tell(story: &mut Story, containerd: &mut Containerd) -> Result<()> {
     for archive in images::all()? {
         containerd.import(story.server.host(), &archive)?;
     }
-    // The control plane does not need it; the node waits.
+    // The control plane does not need containerd; the node waits for it.
     containerd.kill()?;
     story.server.start()?;
     wait::until(LONG, "the node waits for its runtime", || {
@@ -97,7 +97,7 @@ fn tell(story: &mut Story, containerd: &mut Containerd) -> Result<()> {
     deletion(story, containerd)
 }
 
-/// `decapod images` asks the runtime; what CRI cannot do is said in one line.
+/// `decapod images` uses the runtime; one line says what CRI cannot do.
 fn offline_images(story: &Story) -> Result<()> {
     let list = story.server.decapod(&["images", "list"])?;
     ensure!(list.lines().any(|line| line.contains("nginx") && line.contains("1.22")), "{list}");
@@ -108,7 +108,7 @@ fn offline_images(story: &Story) -> Result<()> {
     Ok(())
 }
 
-/// All processes of the pods, and how often their containers were started.
+/// All processes of the pods, and the restart counts of their containers.
 fn snapshot(story: &Story) -> Result<(BTreeSet<processes::Process>, String)> {
     let mut all = BTreeSet::new();
     for pod in story.pods("app=web")? {
@@ -131,7 +131,7 @@ fn our_death(story: &mut Story, containerd: &Containerd) -> Result<()> {
     story.soon(LONG, "deployment web", ".status.readyReplicas", "3")?;
     let now = snapshot(story)?;
     ensure!(now == before, "adopted {now:?}, before its death {before:?}");
-    // The adopted ones are really ours: a command runs, and the end of a process is noticed.
+    // The server really manages the adopted ones: a command runs, and a process's end is noticed.
     let pod = story.first_pod("app=web")?;
     story.shows(&format!("exec {pod} -- hostname"), &pod)?;
     healing::killed_process(story)
@@ -143,7 +143,7 @@ fn its_death(story: &mut Story, containerd: &mut Containerd) -> Result<()> {
     containerd.kill()?;
     let error = story.kubectl("exec client -- true").expect_err("nobody runs it");
     ensure!(format!("{error:#}").contains("connection refused"), "{error:#}");
-    // Containers live without it, and serve for as long as the node counts as Ready.
+    // Containers run without containerd, and serve as long as the node counts as Ready.
     let answer = story.get(&service, "/")?;
     ensure!(answer.status == 200, "{answer:?}");
     story.soon(LONG, NODE, &format!("{READY}.message"), "container runtime is down")?;
@@ -158,7 +158,7 @@ fn its_death(story: &mut Story, containerd: &mut Containerd) -> Result<()> {
     healing::killed_process(story)
 }
 
-/// Nothing is left in the runtime of pods that are gone, nor of a node that is.
+/// The runtime keeps nothing of deleted pods, nor of a removed node.
 fn deletion(story: &mut Story, containerd: &Containerd) -> Result<()> {
     let count = || containerd.tasks(story.server.host()).map(|tasks| tasks.len());
     story.kubectl("delete deployment web")?;
@@ -168,7 +168,7 @@ fn deletion(story: &mut Story, containerd: &Containerd) -> Result<()> {
         Ok(())
     })?;
     let printed = story.server.decapod(&["uninstall"])?;
-    // Stopped sandboxes of the Deployment's pods may be among them: the kubelet removes those later.
+    // Stopped sandboxes of the Deployment's pods may still be there: the kubelet removes those later.
     ensure!(printed.contains(&format!("pod sandboxes in {ENDPOINT}")), "{printed}");
     ensure!(count()? == 0, "{:?}", containerd.tasks(story.server.host())?);
     ensure!(!story.server.data_directory().exists(), "the data directory is there:\n{printed}");

@@ -1,5 +1,5 @@
-//! What single containers may ask for: restarts by rules of their own, and variables from files that
-//! others left. Leaves nothing.
+//! Features of single containers: restart rules, and variables from files of other containers. Leaves
+//! nothing.
 
 use anyhow::Result;
 
@@ -15,7 +15,7 @@ pub fn of_their_own(story: &mut Story) -> Result<()> {
     story.kubectl("delete pod again anew file bad-file --timeout=90s").map(drop)
 }
 
-/// A rule restarts one container of a pod that restarts nothing.
+/// A rule restarts one container in a pod with `restartPolicy: Never`.
 fn again(story: &Story) -> Result<()> {
     story.soon(LONG, "pod again", ".status.phase", "Succeeded")?;
     let of =
@@ -26,7 +26,7 @@ fn again(story: &Story) -> Result<()> {
     story.soon_shows(LONG, "logs again -c twice", "second")
 }
 
-/// A rule has all containers start anew, from the first init container on, in the same volumes.
+/// A rule restarts all containers, from the first init container on, with the same volumes.
 fn anew(story: &Story) -> Result<()> {
     story.kubectl("wait --for=condition=Ready pod/anew --timeout=90s")?;
     story.soon_shows(LONG, "logs anew -c cause", "run\nrun")?;

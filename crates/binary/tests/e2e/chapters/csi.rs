@@ -1,9 +1,8 @@
-//! A storage driver that somebody else wrote: the mock driver of upstream's end-to-end suite, with its
-//! controller's part played by hand. Leaves nothing.
+//! An unmodified storage driver: the mock driver of upstream's end-to-end suite. Leaves nothing.
 //!
-//! Its sidecars (provisioner, attacher, resizer) are programs of their own; what they would write the
-//! chapter writes: a PersistentVolume, the attachment's status, the size that the driver gave. The mock
-//! makes directories and mounts nothing, but insists on the order of calls and on what they carry.
+//! Its sidecars (provisioner, attacher, resizer) are separate programs. The chapter writes what they would
+//! write: a PersistentVolume, the attachment's status, the new size. The mock driver creates directories
+//! and mounts nothing, but checks the order of calls and their content.
 
 use std::path::PathBuf;
 
@@ -22,7 +21,7 @@ const INLINE: &str = r#"{"apiVersion": "v1", "kind": "Pod", "metadata": {"name":
         "volumeMounts": [{"name": "own", "mountPath": "/own"}]}],
     "volumes": [{"name": "own", "csi": {"driver": "mock.csi.decapod.test"}}]}}"#;
 
-/// The driver on the node, until dropped.
+/// The driver on the node; stopped on drop.
 struct Driver {
     daemon: Daemon,
     /// Its sockets.
@@ -47,7 +46,7 @@ impl Driver {
         Ok(Self { daemon, files })
     }
 
-    /// The calls so far that concern volumes, in order.
+    /// The calls about volumes so far, in order.
     fn calls(&self) -> Vec<String> {
         let log = self.daemon.log();
         log.lines().filter(|line| line.contains("Volume")).map(str::to_owned).collect()
@@ -56,7 +55,7 @@ impl Driver {
     fn soon_called(&self, from: usize, wanted: &[&str]) -> Result<()> {
         wait::until(LONG, "the driver's calls", || {
             let calls = self.calls();
-            // How often it is asked for figures is nobody's promise.
+            // The number of calls for statistics is not specified.
             let of_life = calls.iter().skip(from).filter(|call| *call != "NodeGetVolumeStats");
             let calls: Vec<&String> = of_life.collect();
             ensure!(calls == wanted, "{calls:?}");
@@ -98,7 +97,7 @@ fn tell(story: &Story, driver: &Driver) -> Result<()> {
     given_back(story, driver)
 }
 
-/// Nothing is mounted before the attacher has said so.
+/// Nothing is mounted before the volume is attached.
 fn attached(story: &Story, driver: &Driver) -> Result<()> {
     let attachments = "volumeattachments";
     story.soon(LONG, attachments, ".items[*].spec.source.persistentVolumeName", "mocked")?;
@@ -126,11 +125,11 @@ fn attached(story: &Story, driver: &Driver) -> Result<()> {
 fn used(story: &Story) -> Result<()> {
     story.server.kubectl(&["exec", "mocked", "--", "sh", "-c", "echo kept > /data/file"])?;
     story.shows("exec mocked -- cat /data/file", "kept")?;
-    // The pod's group owns what is in there.
+    // The pod's fsGroup owns the files.
     story.shows("exec mocked -- stat -c %g /data", "4711")
 }
 
-/// More is asked for; the resizer's part is played, and the node does its own.
+/// The claim requests more; the test acts as the resizer, the node expands the volume itself.
 fn grown(story: &Story, driver: &Driver) -> Result<()> {
     let patch = |what: &str, patch: serde_json::Value| {
         story.server.kubectl(&["patch", what, "mocked", "--type=merge", "-p", &patch.to_string()])
@@ -138,14 +137,14 @@ fn grown(story: &Story, driver: &Driver) -> Result<()> {
     let asked = json!({"spec": {"resources": {"requests": {"storage": "2Gi"}}}});
     patch("persistentvolumeclaim", asked)?;
     patch("persistentvolume", json!({"spec": {"capacity": {"storage": "2Gi"}}}))?;
-    // The kubelet looks when it looks at the pod.
+    // The kubelet checks the size when it syncs the pod.
     story.kubectl("label pod mocked look=again")?;
     story.soon(LONG, "pvc mocked", ".status.capacity.storage", "2Gi")?;
     driver.soon_called(2, &["NodeExpandVolume"])?;
     story.soon_has_events("mocked", &["FileSystemResizeSuccessful"])
 }
 
-/// A volume that is there for one pod, and that nobody attaches.
+/// An inline volume of one pod, which is not attached.
 fn inline(story: &Story, driver: &Driver) -> Result<()> {
     story.apply(INLINE)?;
     story.kubectl("wait --for=condition=Ready pod/inline --timeout=90s")?;

@@ -1,5 +1,5 @@
-//! The CustomResourceDefinitions of well-known projects, applied as their users apply them: server-
-//! side. On an API server of their own, for more kinds than a story needs come and stay.
+//! The CustomResourceDefinitions of well-known projects, applied server-side, as their users do. On a
+//! separate API server, because these kinds stay.
 
 use std::collections::BTreeSet;
 
@@ -74,7 +74,7 @@ fn object(answer: Response, wanted: u16) -> Result<Value> {
     Ok(serde_json::from_str(&answer.body)?)
 }
 
-/// The first name at the second level, which is the metadata's.
+/// The first `name` with the indentation of `metadata.name`.
 fn name(text: &str) -> Option<String> {
     let metadata = text.split_once("\nmetadata:\n")?.1;
     let own = metadata.lines().take_while(|line| line.starts_with(' '));

@@ -1,5 +1,5 @@
-//! Many pods on one node: a cluster of its own, `DECAPOD_PODS` pods (300 is what a node must bear), and
-//! the figures that docs/performance.md has. Long: left out unless that variable says how many.
+//! Many pods on one node: a separate cluster, `DECAPOD_PODS` pods (a node must support 300), and the
+//! figures of docs/performance.md. It takes long, so it runs only with that variable.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ const SWITCH: &str = "DECAPOD_PODS";
 const PODS: &str = "/api/v1/namespaces/default/pods";
 const CALL: Duration = Duration::from_secs(30);
 const START: Duration = Duration::from_secs(60);
-/// A pod in a debug build on two cores that others use, too.
+/// Time for a pod, in a debug build on two busy cores.
 const EACH: Duration = Duration::from_secs(4);
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -50,7 +50,7 @@ pub fn many_pods(told: &mut Story) -> Result<()> {
 
 fn run(server: &Server, count: u32) -> Result<()> {
     let limit = EACH * count + START;
-    // The first pod shows that all is there, and what a node takes that has little to do.
+    // The first pod warms everything up, and shows the memory of a node with little to do.
     create(server, 0..=0)?;
     until_ready(server, 1, START)?;
     let before = footprint(server)?;
@@ -84,12 +84,12 @@ fn run(server: &Server, count: u32) -> Result<()> {
     Ok(())
 }
 
-/// One client for all, which resumes its session: no handshakes are measured.
+/// One client for all pods, which resumes its TLS session: handshakes are not measured.
 fn create(server: &Server, numbers: std::ops::RangeInclusive<u32>) -> Result<()> {
     server.host().in_network(|| {
         let client = server.api()?;
         for number in numbers {
-            // The namespace's account comes a moment after the server.
+            // The namespace's service account is created a moment after the server is ready.
             wait::until_every(LOOK, START, "a pod is accepted", || {
                 let answer = client.post(PODS, &pod(number), CALL)?;
                 ensure!(answer.status == 201, "{}", answer.body);
@@ -123,8 +123,8 @@ fn list(server: &Server) -> Result<Vec<Value>> {
     Ok(list["items"].as_array().cloned().unwrap_or_default())
 }
 
-/// Waits until all of so many pods are Ready; returns their addresses. It asks for one after the other: lists of
-/// all, again and again, would be a good part of what is measured.
+/// Waits until this number of pods are Ready; returns their addresses. It polls one pod after the other:
+/// repeated lists of all pods would be a large part of the measured load.
 fn until_ready(server: &Server, count: u32, limit: Duration) -> Result<BTreeSet<String>> {
     let deadline = wait::now() + limit;
     server.host().in_network(|| {

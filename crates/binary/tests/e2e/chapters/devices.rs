@@ -1,5 +1,5 @@
-//! A device plugin that somebody else wrote: upstream's stub, which its own tests run inside of
-//! themselves. Leaves nothing.
+//! An unmodified device plugin: upstream's stub, which upstream's tests run in their own process. Leaves
+//! nothing.
 
 use std::path::PathBuf;
 
@@ -13,7 +13,7 @@ use crate::story::{LONG, Story};
 
 const RESOURCE: &str = "decapod.test/dongle";
 
-/// A pod that says what it has and goes on.
+/// A pod that prints its devices and keeps running.
 fn pod(name: &str, count: u32) -> String {
     let script = "echo $DONGLES; echo x > /dev/dongle-$DONGLES && echo written; sleep 3600";
     format!(
@@ -24,7 +24,7 @@ fn pod(name: &str, count: u32) -> String {
     )
 }
 
-/// The plugin on the node, until dropped.
+/// The plugin on the node; stopped on drop.
 struct Plugin {
     daemon: Daemon,
     socket: PathBuf,
@@ -59,7 +59,7 @@ pub fn plugin(story: &mut Story) -> Result<()> {
     told.with_context(|| format!("the plugin's log: {}", plugin.daemon.log()))
 }
 
-/// (capacity, allocatable)
+/// Waits for (capacity, allocatable).
 fn soon_has(story: &Story, capacity: &str, allocatable: &str) -> Result<()> {
     for (list, wanted) in [("capacity", capacity), ("allocatable", allocatable)] {
         let path = format!(".status.{list}.{}", RESOURCE.replace('.', "\\."));
@@ -73,7 +73,7 @@ fn tell(story: &Story, plugin: &mut Plugin) -> Result<()> {
     story.apply(&pod("one", 1))?;
     story.kubectl("wait --for=condition=Ready pod/one --timeout=90s")?;
     story.soon_shows(LONG, "logs one", "a\nwritten")?;
-    // No more than there are, whoever bound the pod.
+    // A pod that needs more devices than exist fails, even if it is bound already.
     story.apply(&pod("many", 2))?;
     story.soon(LONG, "pod many", ".status.reason", "UnexpectedAdmissionError")?;
     let message = story.value("pod many", ".status.message")?;
@@ -84,7 +84,7 @@ fn tell(story: &Story, plugin: &mut Plugin) -> Result<()> {
     story.soon(LONG, "pod one", health, "Unhealthy")?;
     plugin.tell(Signal::SIGUSR2)?;
     soon_has(story, "2", "2")?;
-    // Without its plugin the pod runs on; nobody else gets any.
+    // Without the plugin the pod keeps running; no other pod gets devices.
     plugin.daemon.kill()?;
     soon_has(story, "2", "0")?;
     std::fs::remove_file(&plugin.socket)?;

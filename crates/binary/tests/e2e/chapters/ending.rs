@@ -1,4 +1,4 @@
-//! The end: deletions, a clean stop, and no trace. Leaves nothing.
+//! The end: deletions, a clean stop, and uninstall. Leaves nothing.
 
 use anyhow::{Result, ensure};
 use testkit::wait;
@@ -44,7 +44,7 @@ pub fn interrupt(story: &mut Story) -> Result<()> {
     Ok(())
 }
 
-/// What a host shows where nothing of us is: commands, and what they print.
+/// Commands that show leftovers on a host, and their output if there are none.
 pub const TRACES: &[(&str, &str)] = &[
     ("ls -A /run", ""),
     ("nft list tables", ""),
@@ -54,7 +54,7 @@ pub const TRACES: &[(&str, &str)] = &[
     ("ps -eo comm= | grep -e decapod -e sleep || true", ""),
 ];
 
-/// The last chapter: everything that the cluster made is gone again.
+/// The last chapter: everything that the cluster created is removed.
 pub fn uninstall(story: &mut Story) -> Result<()> {
     story.kubectl("create deployment rest --image=busybox:1.35 -- sleep 3600")?;
     story.kubectl("rollout status deployment/rest --timeout=90s")?;

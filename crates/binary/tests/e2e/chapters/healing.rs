@@ -1,4 +1,4 @@
-//! Things break and mend themselves. Leaves `web` with three Ready pods, some of them restarted.
+//! Failures and recovery. Leaves `web` with three Ready pods, some of them restarted.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ fn restarts(story: &Story, pod: &str) -> Result<u32> {
     Ok(count.parse()?)
 }
 
-/// Waits until a pod's container has been started once more and is Ready.
+/// Waits until a pod's container has restarted once more and is Ready.
 fn soon_restarted(story: &Story, pod: &str, before: u32) -> Result<()> {
     story.soon(
         LONG,
@@ -45,7 +45,7 @@ pub fn deleted_pod(story: &mut Story) -> Result<()> {
     let pod = story.first_pod("app=web")?;
     let started = wait::now();
     story.kubectl(&format!("delete pod {pod}"))?;
-    // kubectl waits: the API keeps the pod until its containers are gone, preStop's 2 s included.
+    // kubectl waits: the API keeps the pod until its containers have ended, preStop's 2 s included.
     let took = started.elapsed();
     ensure!(
         took >= Duration::from_secs(2),
@@ -70,7 +70,7 @@ pub fn liveness(story: &mut Story) -> Result<()> {
 
 pub fn crash_loop(story: &mut Story) -> Result<()> {
     story.apply(CRASH)?;
-    // Restarted at once, then after 10 s: the waits between are visible.
+    // Restarted at once, then after 10 s: the back-off is visible in between.
     story.soon(
         LONG,
         "pod crash",
@@ -107,7 +107,7 @@ pub fn does_not_fit(story: &mut Story) -> Result<()> {
     story.kubectl("delete pod too-big").map(drop)
 }
 
-/// A failed pod does not count: another one is made, which here must fail, too.
+/// A failed pod does not count as a replica: the ReplicaSet creates another one, which also fails here.
 pub fn replaces_misfit(story: &mut Story) -> Result<()> {
     story.apply(MISFIT)?;
     let replaced = wait::until(LONG, "a failed pod is replaced", || {

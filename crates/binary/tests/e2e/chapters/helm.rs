@@ -1,8 +1,8 @@
-//! A chart, by an unmodified helm: installed, changed, taken back, tested, and gone. Leaves nothing.
+//! A chart with an unmodified helm: install, upgrade, rollback, test, uninstall. Leaves nothing.
 //!
-//! The chart is `charts/menu`: a definition in `crds/`, an object of it, hooks before and a test after,
-//! values with a schema, `lookup` and capabilities. Helm waits by watching and applies on the server
-//! (its fourth version) or patches (its third); both read the schemas of `/openapi`.
+//! The chart is `charts/menu`: a definition in `crds/`, an object of that kind, hooks before and a test
+//! after, values with a schema, `lookup` and capabilities. helm waits with watches. Version 4 uses
+//! server-side apply, version 3 patches; both read the schemas of `/openapi`.
 
 use std::path::{Path, PathBuf};
 
@@ -14,15 +14,15 @@ use crate::expect;
 use crate::story::{LONG, Story, words};
 
 const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/e2e/charts/menu");
-/// The namespace, which helm makes.
+/// The namespace, which helm creates.
 const SPACE: &str = "kitchen";
-/// What a chart may leave in a namespace; its definitions are cluster-wide, and stay by helm's design.
+/// Kinds that must not remain in the namespace; helm never deletes cluster-wide definitions.
 const KINDS: &str = "deployments,replicasets,pods,services,configmaps,secrets,jobs,dishes";
 
 struct Helm<'a> {
     story: &'a Story,
     program: PathBuf,
-    /// Its own files, in the host's directory.
+    /// helm's own files, in the host's directory.
     home: PathBuf,
 }
 
@@ -44,7 +44,7 @@ pub fn chart(story: &mut Story) -> Result<()> {
 }
 
 impl Helm<'_> {
-    /// Runs helm in the namespace; the words are split at blanks, so none may hold one.
+    /// Runs helm in the namespace; the line is split at spaces, so no word may contain one.
     fn run(&self, line: &str) -> Result<String> {
         let host = self.story.server.host();
         let mut command = host.command(&self.program);
@@ -70,7 +70,7 @@ impl Helm<'_> {
         let address = format!("{}:80", self.story.value(&service, ".spec.clusterIP")?);
         let page = wait::until(LONG, "the page", || {
             let page = self.story.get(&address, "/")?;
-            // Pods of the release before end a moment after helm's wait.
+            // Pods of the previous release end a moment after helm's wait.
             ensure!(page.status == 200 && page.body.trim() == wanted, "{page:?}");
             Ok(page)
         })?;
@@ -78,7 +78,7 @@ impl Helm<'_> {
         Ok(())
     }
 
-    /// The chart as a file, which is what repositories have.
+    /// The chart as a packed file, as in a repository.
     fn packed(&self) -> Result<PathBuf> {
         self.prints(&format!("lint {CHART}"), "...\n1 chart(s) linted, 0 chart(s) failed")?;
         self.run(&format!("package {CHART} --destination {}", self.home.display()))?;
@@ -96,7 +96,7 @@ impl Helm<'_> {
         expect::like(&shown, status)?;
         ensure!(shown.contains("soup is served at lunch-menu.kitchen:80, release 1."), "{shown}");
         self.served("today: soup")?;
-        // What the chart saw of the cluster, and what the definition adds to its object.
+        // Values that the chart read from the cluster, and defaults that the definition adds to its object.
         let map = format!("configmap -n {SPACE} lunch-menu");
         ensure!(self.story.value(&map, ".data.home")? == "kube-system");
         let version = self.story.value(&map, ".data.cluster")?;
@@ -146,7 +146,7 @@ impl Helm<'_> {
         Ok(())
     }
 
-    /// An upgrade that never becomes ready says so, and the pods before it serve on.
+    /// An upgrade that never becomes ready fails, and the previous pods continue to serve.
     fn failed(&self, archive: &Path) -> Result<()> {
         let line = format!(
             "upgrade lunch {} --set image.tag=none --no-hooks --wait --timeout 3s",
@@ -160,7 +160,7 @@ impl Helm<'_> {
 
     fn gone(&self) -> Result<()> {
         self.prints("uninstall lunch --wait --timeout 60s", "release \"lunch\" uninstalled")?;
-        // Hooks that their policy keeps are nobody's: helm leaves them.
+        // Hooks that their policy keeps have no owner: helm does not delete them.
         self.story.kubectl(&format!("delete job -n {SPACE} lunch-menu-prepare"))?;
         self.prints("list", "NAME NAMESPACE REVISION UPDATED STATUS CHART APP VERSION")?;
         wait::until(LONG, "nothing is left of the release", || {

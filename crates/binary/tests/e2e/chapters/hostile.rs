@@ -1,6 +1,6 @@
-//! A machine with a join token wants everything: another node's identity, the API server's names, other
-//! nodes' packets, all pods and Secrets, and a life after its Node is deleted. It gets what a new node
-//! gets, and nothing else. Leaves no Node, no requests, and everything else as it was.
+//! A machine with a join token that attacks the cluster: it tries to get another node's identity, the API
+//! server's names, other nodes' packets, all pods and Secrets, and access after its Node is deleted. It
+//! gets only what a new node gets. Leaves no Node, no requests, and everything else as it was.
 
 use std::time::Duration;
 
@@ -22,13 +22,13 @@ const KUBELET_SERVING: &str = "kubernetes.io/kubelet-serving";
 const CLIENT: &str = "kubernetes.io/kube-apiserver-client";
 const NODES: &str = "/api/v1/nodes";
 
-/// By what the machine says who it is.
+/// The machine's credentials.
 enum Who<'a> {
     Token,
     Certificate(&'a Issued),
 }
 
-/// A request that was made, and the key of it.
+/// A created CertificateSigningRequest, and its key.
 struct Asked {
     name: String,
     key_pem: String,
@@ -93,7 +93,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Posts a request for a certificate, whatever becomes of it.
+    /// Creates a CertificateSigningRequest, whatever its result will be.
     fn ask(&self, who: &Who<'_>, signer: &str, profile: &Profile) -> Result<Asked> {
         let (request, key_pem) = pki::new_request(profile)?;
         let usage = if signer == KUBELET_SERVING { "server auth" } else { "client auth" };
@@ -114,7 +114,7 @@ impl Machine {
         Ok(Asked { name, key_pem })
     }
 
-    /// A certificate that is signed by itself.
+    /// A certificate that is approved automatically.
     fn gets(
         &self,
         story: &Story,
@@ -166,7 +166,7 @@ pub fn a_join_token_leads_nowhere(story: &mut Story) -> Result<()> {
     story.kubectl("delete csr --all").map(drop)
 }
 
-/// Neither by hand nor with the agent.
+/// Neither with a request of its own nor with the agent.
 fn other_names(story: &Story, machine: &Machine) -> Result<()> {
     let node1 = Identity::node("node1").profile();
     let asked = machine.ask(&Who::Token, KUBELET_CLIENT, &node1)?;
@@ -189,7 +189,7 @@ fn other_names(story: &Story, machine: &Machine) -> Result<()> {
     Ok(())
 }
 
-/// A Node that claims addresses of others; the server lets it, and believes none of it.
+/// Registers a Node that claims addresses of others; the server accepts it but ignores these addresses.
 fn registers(story: &Story, machine: &Machine, first: &Issued, rival: &Issued) -> Result<()> {
     let who = Who::Certificate(first);
     let (server, own) = (story.address.as_str(), machine.address.as_str());
@@ -221,13 +221,13 @@ fn registers(story: &Story, machine: &Machine, first: &Issued, rival: &Issued) -
     ] {
         machine.refused(&who, "PATCH", &own, &patch)?;
     }
-    // Taking it away changes nothing.
+    // Removing the annotation has no effect.
     let removal = json!({"metadata": {"annotations": {(api::nodes::REGISTERED_BY): null}}});
     machine.allowed(&who, "PATCH", &own, &removal)?;
     let noted = story.json("get node evil")?["metadata"]["annotations"].clone();
     ensure!(noted[api::nodes::REGISTERED_BY].is_string(), "{noted}");
     machine.allowed(&who, "GET", &own, &Value::Null)?;
-    // The other certificate of that name did not register the Node.
+    // The other certificate with that name did not register the Node.
     wait::until(LONG, "the rival's certificate ends", || {
         machine.refused(&Who::Certificate(rival), "GET", &own, &Value::Null)
     })
@@ -266,7 +266,7 @@ fn components(story: &Story, machine: &Machine, who: &Who<'_>) -> Result<[Issued
     let asked = asked.collect::<Result<Vec<_>>>()?;
     let proxy = machine.gets(story, who, CLIENT, &of(Component::Proxy, "evil")?)?;
     let dns = machine.gets(story, who, CLIENT, &of(Component::Dns, "evil")?)?;
-    // Asked for before those that were signed.
+    // These requests were created before those that were signed.
     for one in asked {
         let found = conditions(story, &one.name)?;
         ensure!(found.is_empty(), "{}: {found}", one.name);
@@ -322,7 +322,7 @@ fn mirror_pods(machine: &Machine, who: &Who<'_>, uid: &str) -> Result<()> {
     Ok(())
 }
 
-/// The Node has a share of the pods' network by now, and claims the first node's address.
+/// The Node has a pod CIDR by now, and claims the first node's address.
 fn packets(story: &Story) -> Result<()> {
     let share = wait::until(LONG, "the Node has a pod network", || {
         let share = story.value("node evil", ".spec.podCIDR")?;
@@ -339,7 +339,7 @@ fn packets(story: &Story) -> Result<()> {
     Ok(())
 }
 
-/// What was given to the Node ends with it, here and in the server's next life.
+/// The Node's credentials end with it, also after a restart of the server.
 fn revoked(story: &mut Story, machine: &Machine, bound: &Issued, all: &[&Issued]) -> Result<()> {
     story.kubectl("delete node evil")?;
     let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "evil"}});
@@ -360,7 +360,7 @@ fn revoked(story: &mut Story, machine: &Machine, bound: &Issued, all: &[&Issued]
     };
     wait::until(LONG, "the Node's certificate ends", || nothing(bound))?;
     all.iter().try_for_each(|one| nothing(one))?;
-    // Its kubelet sees that its pods are gone, and so ends them.
+    // Its kubelet may see that its pods are gone, so that it ends them.
     let own = "/api/v1/pods?fieldSelector=spec.nodeName%3Devil";
     machine.allowed(&Who::Certificate(bound), "GET", own, &Value::Null)?;
     story.server.stop(LONG)?;

@@ -1,5 +1,4 @@
-//! What is kept, and for how long: Secrets sealed in the store, certificates renewed. Leaves the
-//! Secrets in the clear, as they were.
+//! Encryption of Secrets at rest, and renewed certificates. Leaves Secrets unencrypted, as they were.
 
 use std::path::Path;
 
@@ -8,10 +7,10 @@ use testkit::wait;
 
 use crate::story::{LONG, Story};
 
-/// In no other file of the machine.
+/// A text in no other file of the machine.
 const MARK: &str = "hunter2-of-the-story";
 
-/// Once enabled, what Secrets hold is in no file of the data directory, and the API still tells it.
+/// When enabled, no file of the data directory contains the value, and the API still returns it.
 pub fn secrets_are_sealed(story: &mut Story) -> Result<()> {
     let status = story.server.decapod(&["secrets-encrypt", "status"])?;
     ensure!(status.contains("Disabled"), "{status}");
@@ -32,7 +31,7 @@ pub fn secrets_are_sealed(story: &mut Story) -> Result<()> {
     Ok(())
 }
 
-/// A running server takes new certificates into use; clients of the old ones do not notice.
+/// A running server uses new certificates; clients with old ones do not notice.
 pub fn certificates_are_replaced(story: &mut Story) -> Result<()> {
     let pki = story.server.data_directory().join("pki");
     let before = std::fs::read(pki.join("apiserver.crt"))?;
@@ -47,7 +46,7 @@ pub fn certificates_are_replaced(story: &mut Story) -> Result<()> {
         ensure!(std::fs::read(pki.join("apiserver.crt"))? != before, "still the old one");
         Ok(())
     })?;
-    // A new connection, and the old one.
+    // Over a new connection, and over the existing one.
     story.kubectl("create configmap later")?;
     wait::until(LONG, "the watch goes on", || {
         let shown = watch.output()?;

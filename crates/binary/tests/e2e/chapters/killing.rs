@@ -1,8 +1,8 @@
 //! `kill -9` of the server at seeded moments, under load. Leaves everything as it was.
 //!
-//! What must hold: pods and their Service and DNS never notice, the same containers are adopted, and
-//! no acknowledged write is lost. The seed is printed; `DECAPOD_SEED` repeats a run, and
-//! `DECAPOD_KILLS` sets how often.
+//! Invariant: pods, their Service and DNS do not notice, the same containers are adopted, and no
+//! acknowledged write is lost. The seed is printed; `DECAPOD_SEED` repeats a run, and `DECAPOD_KILLS`
+//! sets the number of kills.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::processes::{self, Process};
 use crate::story::{LONG, Story};
 
 const KILLS: u64 = 50;
-/// The latest moment of a kill, counted from readiness.
+/// Latest moment of a kill after the server is ready.
 const LATEST_MILLISECONDS: u64 = 300;
 
 pub fn at_any_moment(story: &mut Story) -> Result<()> {
@@ -56,7 +56,7 @@ pub fn at_any_moment(story: &mut Story) -> Result<()> {
         names.count,
         written.len()
     );
-    // By name kubectl deletes five a second.
+    // By name kubectl deletes only five objects a second.
     let all = "/api/v1/namespaces/default/configmaps?labelSelector=load%3Dyes";
     story.kubectl(&format!("delete --raw {all}")).map(drop)
 }
@@ -64,7 +64,7 @@ pub fn at_any_moment(story: &mut Story) -> Result<()> {
 fn kill_again_and_again(story: &mut Story, seed: u64, kills: u64) -> Result<()> {
     let mut state = seed | 1;
     for round in 0..kills {
-        // xorshift: a moment that the seed decides.
+        // xorshift: the seed determines the moment.
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
@@ -93,7 +93,7 @@ fn nothing_lost(story: &Story, written: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Pods, how often their containers were restarted, and the first process of each.
+/// Pods, the restart counts of their containers, and the first process of each.
 #[derive(Debug, PartialEq)]
 struct Snapshot {
     restarts: String,
@@ -113,7 +113,7 @@ impl Snapshot {
         let mut all = BTreeSet::new();
         for line in restarts.lines() {
             let uid = line.split(' ').next().unwrap_or_default();
-            // Short-lived ones (probes, `sleep` of the client) come and go.
+            // Short-lived processes (probes, `sleep` of the client) come and go.
             all.extend(
                 processes::of_pod(uid)?.into_iter().filter(|process| process.name == "nginx"),
             );

@@ -1,5 +1,5 @@
-//! Components alone: an API server under upstream's name, two controller-managers and two schedulers
-//! beside it. On a host of its own; leaves nothing.
+//! Single components: an API server under upstream's name, two controller managers and two schedulers.
+//! On its own host; leaves nothing.
 //!
 //! No kubelet takes part: the node is an object, and pods are counted, not run.
 
@@ -13,8 +13,8 @@ use testkit::{places, wait};
 
 use crate::story::{LONG, Story};
 
-/// 15 s until the Lease of a silent leader is over, and time for requests on a busy machine. Who looks
-/// in upstream's rhythm may need 24.
+/// 15 s until the Lease of a dead leader expires, and time for requests on a busy machine. A candidate
+/// with upstream's retry period may need 24 s.
 const TAKE_OVER: Duration = Duration::from_secs(23);
 const COMPONENTS: [&str; 2] = ["kube-controller-manager", "kube-scheduler"];
 
@@ -26,7 +26,7 @@ pub fn one_of_each_works(story: &mut Story) -> Result<()> {
     told.with_context(|| control.api.log())
 }
 
-/// An API server alone on a host.
+/// An API server without other components on a host.
 struct Control<'h> {
     api: Daemon,
     host: &'h Host,
@@ -88,7 +88,7 @@ impl<'h> Control<'h> {
             let root = pki.join("ca.crt").display().to_string();
             words.extend(["--root-ca-file".into(), root]);
         }
-        // Two on one host cannot have the same port: the first has upstream's, the second none.
+        // Two on one host cannot use the same port: the first has upstream's, the second none.
         if number > 1 {
             words.push("--secure-port=0".into());
         }
@@ -123,8 +123,7 @@ impl<'h> Control<'h> {
         })?;
         println!("taken over after {:.1} s", killed.elapsed().as_secs_f32());
         self.soon_scheduled(8)?;
-        // Two that work at once would have made more, or bound one twice. Events are sent beside the
-        // work.
+        // Two active leaders would create more pods, or bind one twice. Events are sent asynchronously.
         for (reason, count) in [("SuccessfulCreate", 8), ("Scheduled", 8)] {
             wait::until(LONG, "an event for each pod", || {
                 let events = self.list("events")?;
@@ -137,7 +136,7 @@ impl<'h> Control<'h> {
         Ok(())
     }
 
-    /// A Ready node that nobody stands behind.
+    /// A Ready Node without a kubelet.
     fn paper_node(&self) -> Result<()> {
         let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "paper"}});
         let path = self.host.directory().join("node.json");
@@ -178,7 +177,7 @@ fn leads(candidate: &Daemon) -> bool {
     candidate.log().contains("became leader")
 }
 
-/// Waits until one of the two leads, and puts that one first.
+/// Waits until one of the two leads, and moves it to the front.
 fn leader_first(component: &str, pair: &mut [Daemon; 2]) -> Result<()> {
     wait::until(LONG, &format!("a {component} leads"), || {
         ensure!(pair.iter().any(leads), "{}", pair[0].log());

@@ -1,4 +1,4 @@
-//! The chapters, in the order in which they are told.
+//! The chapters, in order.
 
 mod apply;
 mod block;
@@ -35,14 +35,14 @@ use crate::story::Story;
 
 pub struct Chapter {
     pub name: &'static str,
-    /// Told whatever was asked for, and the end of the story when it fails.
+    /// Runs whatever chapters are selected; if it fails, the story ends.
     pub needed_by_all: bool,
     pub tell: fn(&mut Story) -> Result<()>,
 }
 
 pub const CHAPTERS: &[Chapter] = &[
     needed("start: the node becomes Ready", start::node_ready),
-    chapter("start: an API server says who it is", start::api_surface),
+    chapter("start: the API server's surface", start::api_surface),
     chapter("start: a second node on the machine is refused", start::second_node),
     needed("images: archives of every shape are imported", start::images),
     needed("apply: a Deployment becomes Ready", apply::ready),
@@ -68,17 +68,17 @@ pub const CHAPTERS: &[Chapter] = &[
     chapter("clients: Go's, which speak CBOR", clients::go_in_cbor),
     chapter("clients: an operator made with kube-rs works unchanged", operator::kube_rs),
     chapter("clients: definitions of well-known projects", definitions::of_well_known_projects),
-    chapter("keeping: secrets are sealed on the disk", keeping::secrets_are_sealed),
-    chapter("keeping: certificates are replaced under way", keeping::certificates_are_replaced),
+    chapter("keeping: secrets are encrypted on the disk", keeping::secrets_are_sealed),
+    chapter("keeping: certificates are replaced while in use", keeping::certificates_are_replaced),
     chapter("cis: the node is as docs/security.md says", cis::of_a_node),
     chapter("pulling: a registry behind a mirror", pulling::through_a_mirror),
-    chapter("healing: a killed process comes back", healing::killed_process),
+    chapter("healing: a killed process is restarted", healing::killed_process),
     chapter("healing: a deleted pod is replaced", healing::deleted_pod),
     chapter("healing: a failing liveness probe restarts", healing::liveness),
     chapter("healing: a crash loop backs off", healing::crash_loop),
     chapter("healing: a pod that does not fit fails", healing::does_not_fit),
     chapter("healing: a ReplicaSet replaces a pod that does not fit", healing::replaces_misfit),
-    chapter("containers: rules and files of their own", containers::of_their_own),
+    chapter("containers: restart rules and variables from files", containers::of_their_own),
     chapter("rolling: an update drops nothing, undo restores", rolling::update_and_undo),
     chapter("rolling: a paused rollout waits", rolling::pause_and_resume),
     chapter("statics: a static pod has a mirror", statics::mirror),
@@ -86,14 +86,14 @@ pub const CHAPTERS: &[Chapter] = &[
     chapter("workloads: a CronJob and a DaemonSet", workloads::regular),
     chapter("workloads: a guestbook of three tiers", workloads::guestbook),
     chapter("workloads: kubectl top, and an autoscaler under load", workloads::autoscaling),
-    chapter("volumes: a storage driver that somebody else wrote", csi::driver),
+    chapter("volumes: an unmodified storage driver", csi::driver),
     chapter("volumes: a device of the node reaches containers", block::raw),
-    chapter("devices: a device plugin that somebody else wrote", devices::plugin),
-    chapter("users: pods whose root is nobody to the node", users::of_their_own),
-    chapter("helm: a chart comes, changes, goes back, goes", helm::chart),
+    chapter("devices: an unmodified device plugin", devices::plugin),
+    chapter("users: pods with user namespaces", users::of_their_own),
+    chapter("helm: install, upgrade, rollback, uninstall", helm::chart),
     chapter("killing: the server is killed at any moment", killing::at_any_moment),
-    chapter("leaders: one of two works, the other takes over", leaders::one_of_each_works),
-    chapter("stores: the past, a snapshot, a server made of it", stores::past_and_snapshots),
+    chapter("leaders: one of two leads, the other takes over", leaders::one_of_each_works),
+    chapter("stores: history, a snapshot, a server restored from it", stores::past_and_snapshots),
     chapter("stores: three API servers share an etcd", stores::several_api_servers),
     chapter("stores: upstream's API server runs on ours", stores::upstreams_api_server),
     chapter("containerd: another runtime runs a node", containerd::runs_a_node),
@@ -103,14 +103,14 @@ pub const CHAPTERS: &[Chapter] = &[
     chapter("nodes: pods spread over both", nodes::spread),
     chapter("nodes: pods and Services reach across", nodes::traffic),
     chapter("nodes: logs, exec and port-forward reach across", nodes::streams),
-    chapter("nodes: a new authority, and everybody goes on", nodes::new_authority),
-    chapter("nodes: one goes on without a server", nodes::without_a_server),
-    chapter("nodes: one that is cut off loses its pods, and returns", nodes::cut_off),
-    chapter("nodes: one whose Node is deleted joins again", nodes::joins_again),
-    chapter("nodes: one leaves without a trace", nodes::leaves),
-    chapter("hostile: a join token leads nowhere", hostile::a_join_token_leads_nowhere),
-    chapter("ending: what is deleted takes its dependents along", ending::dependents),
-    chapter("ending: Ctrl-C stops the server cleanly, pods go on", ending::interrupt),
+    chapter("nodes: a new authority interrupts no client", nodes::new_authority),
+    chapter("nodes: a node works without a server", nodes::without_a_server),
+    chapter("nodes: a node that is cut off loses its pods, and returns", nodes::cut_off),
+    chapter("nodes: a machine whose Node is deleted joins again", nodes::joins_again),
+    chapter("nodes: a node leaves without a trace", nodes::leaves),
+    chapter("hostile: a join token gives no other access", hostile::a_join_token_leads_nowhere),
+    chapter("ending: deletion removes dependents", ending::dependents),
+    chapter("ending: Ctrl-C stops the server cleanly, pods keep running", ending::interrupt),
     chapter("ending: uninstall leaves no trace", ending::uninstall),
 ];
 

@@ -1,4 +1,4 @@
-//! A second node: joins, carries pods, loses its server, is cut off, comes back, leaves. Leaves one
+//! A second node: it joins, runs pods, loses its server, is cut off, comes back and leaves. Leaves one
 //! node, and everything else as it was.
 
 use std::collections::BTreeSet;
@@ -14,7 +14,7 @@ use crate::story::{LONG, Story};
 
 const SPREAD: &str = include_str!("../manifests/spread.yaml");
 const REPLICAS: usize = 4;
-/// With four equal pods, one is missed in 100 tries once in a million million times.
+/// With four equal pods, the chance that 100 tries miss one is one in a million million.
 const TRIES: usize = 100;
 const REQUEST: Duration = Duration::from_secs(20);
 
@@ -33,7 +33,7 @@ pub fn wrong_tokens(story: &mut Story) -> Result<()> {
         (
             format!("K10{}::wrong", "0".repeat(64)),
             url.clone(),
-            "is not of the cluster that the token is for",
+            "does not belong to the cluster of the token",
         ),
         ("K10nonsense::wrong".into(), url, "the hash must be 64 hex digits"),
         (
@@ -65,8 +65,8 @@ pub fn joins(story: &mut Story) -> Result<()> {
         "get nodes",
         "NAME STATUS ROLES AGE VERSION\nnode1 Ready * * v1.36.*\nnode2 Ready * * v1.36.*",
     )?;
-    // The kubelet, the proxy and the DNS ask twice: to join, and for the Node's UID. The kubelet's server
-    // asks once. All are approved automatically.
+    // The kubelet, the proxy and the DNS request certificates twice: to join, and with the Node's UID. The
+    // kubelet's server requests once. All are approved automatically.
     wait::until(LONG, "certificate requests are approved and issued", || {
         let printed = story.kubectl("get csr --no-headers")?;
         let issued = printed.lines().filter(|line| line.contains("Approved,Issued")).count();
@@ -86,8 +86,8 @@ pub fn spread(story: &mut Story) -> Result<()> {
     Ok(())
 }
 
-/// Another authority under way: the agent, its pods and a kubeconfig of before go on, and the agent
-/// takes the new one over when it starts again.
+/// A new authority while everything runs: the agent, its pods and an old kubeconfig keep working, and the
+/// agent accepts the new authority when it restarts.
 pub fn new_authority(story: &mut Story) -> Result<()> {
     let before = story.server.api()?;
     let said = story.server.decapod(&["certificate", "rotate-ca"])?;
@@ -113,7 +113,7 @@ pub fn new_authority(story: &mut Story) -> Result<()> {
     story.kubectl(&format!("exec {pod} -- true")).map(drop)
 }
 
-/// Names of the Deployment's pods on a node that are not on their way out.
+/// Names of the Deployment's pods on a node that are not terminating.
 fn pods_on(story: &Story, node: &str) -> Result<Vec<String>> {
     let list =
         story.json(&format!("get pods -l app=spread --field-selector spec.nodeName={node}"))?;
@@ -126,7 +126,7 @@ fn all_pods(story: &Story) -> Result<BTreeSet<String>> {
     Ok(story.pods("app=spread")?.into_iter().collect())
 }
 
-/// Who answers, asked many times.
+/// The pods that answer many requests.
 fn answers(ask: impl Fn() -> Result<http::Response>) -> Result<BTreeSet<String>> {
     let mut seen = BTreeSet::new();
     for _ in 0..TRIES {
@@ -142,7 +142,7 @@ pub fn traffic(story: &mut Story) -> Result<()> {
     let service = format!("{}:80", story.value("service spread", ".spec.clusterIP")?);
     let (second, outside) = (agent(story)?.host().network()?, story.switch.network()?);
     let first = story.server.host().network()?;
-    // Pod to pod, both ways; the answer is longer than one packet's payload when asked for more.
+    // Pod to pod, both ways; the answer is longer than one packet if requested.
     for (from, to) in [("client", "node2"), ("far", "node1")] {
         let pod = pods_on(story, to)?.into_iter().next().context("a pod there")?;
         let address = story.value(&format!("pod {pod}"), ".status.podIP")?;
@@ -190,7 +190,7 @@ pub fn streams(story: &mut Story) -> Result<()> {
     Ok(())
 }
 
-/// The server dies; the node goes on without it, itself restarted in between.
+/// The server dies; the node keeps working, even after its own restart.
 pub fn without_a_server(story: &mut Story) -> Result<()> {
     let pod = pods_on(story, "node2")?.into_iter().next().context("a pod there")?;
     let uid = story.value(&format!("pod {pod}"), ".metadata.uid")?;
@@ -217,7 +217,7 @@ pub fn without_a_server(story: &mut Story) -> Result<()> {
         http::get_from(&network, &service, "/", REQUEST)
     })?;
 
-    // The node itself starts again, and finds nobody.
+    // The agent restarts, and reaches no server.
     let second = agent(story)?;
     second.kill()?;
     second.launch()?;
@@ -266,7 +266,7 @@ pub fn cut_off(story: &mut Story) -> Result<()> {
         let rest =
             story.kubectl("get pods -l app=spread --field-selector spec.nodeName=node2 -o name")?;
         ensure!(rest.is_empty(), "{rest}");
-        // `far` tolerates silence for five minutes: it was never evicted.
+        // `far` tolerates an unreachable node for five minutes: it was never evicted.
         let running = uids.iter().filter(|uid| processes::named(uid, "nginx").is_ok()).count();
         ensure!(running == 0, "{running} stale pods still run");
         Ok(())
@@ -284,7 +284,7 @@ pub fn joins_again(story: &mut Story) -> Result<()> {
     let Story { agent, server, .. } = story;
     agent.as_mut().context("the second node")?.ready(server)?;
     ensure!(story.value("node node2", ".metadata.uid")? != before, "it is the same Node");
-    // Logs and exec work: its serving certificate is believed, and its kubelet reads its pods.
+    // Logs and exec work: the serving certificate is trusted, and the kubelet may read its pods.
     story.kubectl("run again --image=busybox:1.35 --overrides={\"spec\":{\"nodeName\":\"node2\"}} --command -- sleep 3600")?;
     story.kubectl("wait --for=condition=Ready pod/again --timeout=90s")?;
     story.soon_shows(LONG, "exec again -- echo here", "here")?;

@@ -1,7 +1,7 @@
 //! An operator written with kube-rs, unmodified: a custom resource, a Controller that owns ConfigMaps,
 //! a finalizer, a reflector, exec, port-forward. Leaves nothing.
 //!
-//! An `Echo` wants a ConfigMap with its text; the operator applies it, and says so in the status.
+//! An `Echo` requires a ConfigMap with its text; the operator applies it, and updates the status.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ const GROUP: &str = "clients.decapod.test";
 const SPACE: &str = "default";
 const POD: &str = "operated";
 const SERVE: &str = "mkdir /www; echo here > /www/index.html; exec httpd -f -p 8080 -h /www";
-/// On the node since the images were imported.
+/// The node has it since the images were imported.
 const IMAGE: &str = "docker.io/library/busybox:1.35";
 
 pub fn kube_rs(story: &mut Story) -> Result<()> {
@@ -69,7 +69,7 @@ async fn operate(kubeconfig: &Path) -> Result<()> {
     told
 }
 
-/// What its user sees.
+/// The operator, as its user sees it.
 async fn tell(client: &Client) -> Result<()> {
     let (echoes, maps) = (echoes(client), maps(client));
     let (store, writer) = reflector::store::<ConfigMap>();
@@ -86,7 +86,7 @@ async fn tell(client: &Client) -> Result<()> {
     await_condition(echoes.clone(), "first", done).await?;
     let map = maps.get("first").await?;
     ensure!(map.data.as_ref().is_some_and(|data| data["text"] == "hello"), "{map:?}");
-    // What is there already is in the store when the list is over, which the stream does not tell.
+    // Existing objects are in the store after the first list; the stream does not return them.
     let reflecting = async {
         while reflected.try_next().await?.is_some() {}
         anyhow::Ok(())
@@ -97,13 +97,13 @@ async fn tell(client: &Client) -> Result<()> {
     }
     ensure!(store.state().len() == 1, "{:?}", store.state());
 
-    // What it owns comes back.
+    // The operator creates its deleted ConfigMap again.
     maps.delete("first", &DeleteParams::default()).await?;
     let old = map.uid();
     let again = move |map: Option<&ConfigMap>| map.is_some_and(|map| map.uid() != old);
     await_condition(maps.clone(), "first", again).await?;
 
-    // Its finalizer holds the object until the operator has said goodbye; dependents go with it.
+    // Its finalizer keeps the object until the operator has removed it; dependents are deleted, too.
     let uid = echo.uid().unwrap_or_default();
     echoes.delete("first", &DeleteParams::default()).await?;
     await_condition(echoes, "first", conditions::is_deleted(&uid)).await?;
@@ -130,14 +130,14 @@ async fn exec(client: &Client) -> Result<()> {
     ensure!(printed == "inside\n", "{printed:?}");
     let status = process.take_status().context("a status was asked for")?.await;
     ensure!(status.as_ref().and_then(|it| it.status.as_deref()) == Some("Success"), "{status:?}");
-    // To the end: the pod's server closes, and so does the stream.
+    // Read to the end: the pod's server closes, and so does the stream.
     let mut forwarder = pods.portforward(POD, &[8080]).await?;
     let mut near = forwarder.take_stream(8080).context("a port was asked for")?;
     near.write_all(b"GET / HTTP/1.0\r\n\r\n").await?;
     let mut heard = String::new();
     near.read_to_string(&mut heard).await?;
     ensure!(heard.ends_with("\r\n\r\nhere\n"), "{heard:?}");
-    // Not joined: the library tells of a connection that the other side has closed as of a failure.
+    // Not joined: the library reports a connection that the other side has closed as an error.
     forwarder.abort();
     pods.delete(POD, &DeleteParams::default()).await?;
     Ok(())

@@ -1,4 +1,4 @@
-//! Images from a real registry on the node's loopback, by way of a mirror entry. Leaves nothing.
+//! Images from a real registry on the node's loopback address, through a mirror. Leaves nothing.
 
 use anyhow::Result;
 use testkit::images;

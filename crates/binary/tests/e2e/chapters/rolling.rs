@@ -28,7 +28,7 @@ pub fn pause_and_resume(story: &mut Story) -> Result<()> {
     story.soon(LONG, "deployment web", ".status.readyReplicas", "3")
 }
 
-/// The rollout is over in the API; the kernel hears of the last old endpoint a moment later.
+/// The API shows the end of the rollout a moment before the kernel drops the last old endpoint.
 fn soon_answers(story: &Story, address: &str, end: &str) -> Result<()> {
     wait::until(LONG, "the new version answers", || {
         let answer = story.get(address, "/")?;
@@ -69,7 +69,7 @@ pub fn update_and_undo(story: &mut Story) -> Result<()> {
     let lowest = lowest.context("the watch printed something")?;
     ensure!(lowest >= 3, "only {lowest} pods were available at a time");
     story.soon(LONG, "deployment web", ".status.readyReplicas", "3")?;
-    // The rollout is over before the last old pod is gone.
+    // The rollout is complete before the last old pod is gone.
     let kinds = "get pods -l app=web -o custom-columns=:.kind --no-headers";
     story.soon_shows(LONG, kinds, "Pod\nPod\nPod")?;
     story.soon(LONG, "deployment web", ".spec.template.spec.containers[0].image", "nginx:1.22")?;

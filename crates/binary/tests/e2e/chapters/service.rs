@@ -1,4 +1,4 @@
-//! The Service before the pods: addresses, names, and who is left out. Leaves everything as it was.
+//! The Service of the pods: addresses, names, and pods that get no traffic. Leaves everything as it was.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use testkit::{http, wait};
 use crate::expect;
 use crate::story::{LONG, Story};
 
-/// With three equal pods, one is missed in 60 tries once in ten billion times.
+/// With three equal pods, the chance that 60 tries miss one is one in ten billion.
 const TRIES: usize = 60;
 
 fn cluster_address(story: &Story) -> Result<String> {
@@ -56,7 +56,7 @@ pub fn names(story: &mut Story) -> Result<()> {
     let missing =
         story.kubectl("exec client -- nslookup -type=a nothing.default.svc.cluster.local");
     ensure!(missing.is_err(), "{missing:?}");
-    // Pod to pod, without a Service between.
+    // Pod to pod, without a Service.
     let pod = story.first_pod("app=web")?;
     let pod_address = story.value(&format!("pod {pod}"), ".status.podIP")?;
     let printed = story.kubectl(&format!("exec client -- wget -q -O- http://{pod_address}/"))?;
@@ -70,7 +70,7 @@ pub fn not_ready(story: &mut Story) -> Result<()> {
     story.kubectl(&format!("wait --for=condition=Ready=false pod/{pod} --timeout=90s"))?;
     let rest = story.pods("app=web")?.len() - 1;
     story.soon(LONG, "deployment web", ".status.readyReplicas", &rest.to_string())?;
-    // The endpoint's change must arrive in the kernel; from then on, none.
+    // The endpoint's change must reach the kernel; after that the pod gets no request.
     let from_it = || -> Result<usize> {
         let mut count = 0;
         for _ in 0..TRIES {

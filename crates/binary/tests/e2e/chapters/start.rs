@@ -40,7 +40,8 @@ pub fn api_surface(story: &mut Story) -> Result<()> {
     story.soon_shows(LONG, "get leases -n kube-node-lease", "NAME HOLDER AGE\nnode1 node1 *")
 }
 
-/// A machine is one node: a second server, or an agent, with a directory of its own is told whose.
+/// One machine is one node: a second server or agent with its own directory gets an error that names the
+/// first.
 pub fn second_node(story: &mut Story) -> Result<()> {
     let other = story.server.host().directory().join("other").display().to_string();
     let binary = story.binary.display().to_string();

@@ -1,6 +1,6 @@
-//! The state elsewhere than in one server: snapshots and the past of the embedded store, several API
-//! servers on one etcd, and upstream's API server on ours. The first asks the story's own server and
-//! leaves it as it was; the others have hosts of their own.
+//! State outside one running server: snapshots and history of the embedded store, several API servers on
+//! one etcd, and upstream's API server on our etcd. The first chapter uses the story's own server and
+//! leaves it as it was; the others have their own hosts.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -17,7 +17,7 @@ const KINDS: &str = include_str!("../manifests/kinds.yaml");
 const INTERVAL: Duration = Duration::from_secs(2);
 const ETCD: &str = "http://127.0.0.1:2379";
 
-/// What an object looked like, a file with all of it, and another server made of that.
+/// An old version of an object, a snapshot, and another server restored from it.
 pub fn past_and_snapshots(story: &mut Story) -> Result<()> {
     story.kubectl("create configmap past --from-literal=colour=green")?;
     let old = story.value("configmap past", ".metadata.resourceVersion")?;
@@ -63,7 +63,7 @@ fn decapod(story: &Story, line: &str) -> Result<String> {
     story.server.decapod(&crate::story::words(line))
 }
 
-/// What `diff` prints of an object that differs.
+/// The output of `diff` for an object that changed.
 fn changes(story: &Story, from: &str) -> Result<String> {
     let host = story.server.host();
     let mut command = host.command(&story.binary);
@@ -75,7 +75,7 @@ fn changes(story: &Story, from: &str) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// A data directory made of the file has all, above every revision of the old one, and is whole.
+/// A data directory restored from the file is complete, with revisions above all old ones, and valid.
 fn restored(story: &mut Story, file: &str, revision: u64) -> Result<()> {
     let lab = Lab::new(story, "restored")?;
     let data = lab.path("api");
@@ -100,7 +100,7 @@ fn restored(story: &mut Story, file: &str, revision: u64) -> Result<()> {
     Ok(())
 }
 
-/// Three API servers that keep nothing themselves share one etcd.
+/// Three API servers without their own state share one etcd.
 pub fn several_api_servers(story: &mut Story) -> Result<()> {
     let Some(etcd) = places::cached("ETCD", "etcd-3.6/etcd") else {
         println!("skipped: no etcd in the cache (cargo xtask etcd), and ETCD does not name one");
@@ -113,7 +113,7 @@ pub fn several_api_servers(story: &mut Story) -> Result<()> {
     let mut apis = vec![];
     for (name, port) in [("one", 6443), ("two", 6444), ("three", 6445)] {
         let mut api = lab.api_server(name, port, &[&servers, &interval])?;
-        // The first makes the certificates that all share.
+        // The first one creates the certificates that all share.
         lab.ready(name, &mut api).with_context(|| api.log())?;
         apis.push(api);
     }
@@ -122,7 +122,7 @@ pub fn several_api_servers(story: &mut Story) -> Result<()> {
     apis[0].kill()?;
     let before = rounds(&lab, &etcd)?;
     wait::until(LONG, "another compacts", || {
-        ensure!(rounds(&lab, &etcd)? >= before + 2, "nobody did");
+        ensure!(rounds(&lab, &etcd)? >= before + 2, "no server compacted");
         Ok(())
     })?;
     backend.kill()?;
@@ -134,7 +134,7 @@ pub fn several_api_servers(story: &mut Story) -> Result<()> {
     for (name, api) in ["two", "three"].into_iter().zip(&mut apis[1..]) {
         lab.ready(name, api)?;
     }
-    // A watch of before may end with 410: history is a few seconds here, and etcd was away as long.
+    // An old watch may end with 410: history is a few seconds here, and etcd was away as long.
     lab.watch_configmaps("two")?;
     lab.kubectl("three", "create configmap after-all")?;
     lab.kubectl("two", "get configmap after-all").context("a list after etcd's return")?;
@@ -144,7 +144,7 @@ pub fn several_api_servers(story: &mut Story) -> Result<()> {
     Ok(())
 }
 
-/// What one server writes the others list at once, and their watches show it; each has one watch.
+/// The other servers list and watch what one server writes, at once; each has one watch.
 fn told_by_others(lab: &Lab) -> Result<()> {
     lab.watch_configmaps("two")?;
     lab.watch_configmaps("three")?;
@@ -167,7 +167,7 @@ fn told_by_others(lab: &Lab) -> Result<()> {
     })
 }
 
-/// History ends an interval ago, and only one of them sees to it.
+/// History ends one interval ago, and only one server compacts.
 fn one_compacts(lab: &Lab, etcd: &Path) -> Result<()> {
     let list: Value = serde_json::from_str(&lab.kubectl("one", "get --raw /api/v1/configmaps")?)?;
     let old = list["metadata"]["resourceVersion"].as_str().context("a list's")?.to_owned();
@@ -177,10 +177,10 @@ fn one_compacts(lab: &Lab, etcd: &Path) -> Result<()> {
         ensure!(rounds(lab, etcd)? >= before + 4, "not yet");
         Ok(())
     })?;
-    // The first of the four may have been due at once. Three servers' own would take a third of it.
+    // The first of the four may have been due at once. Three servers would need a third of the time.
     ensure!(started.elapsed() >= INTERVAL * 3 - INTERVAL / 4, "{:?}", started.elapsed());
     let exact = format!("/api/v1/configmaps?resourceVersion={old}&resourceVersionMatch=Exact");
-    // Who counts a round compacts next.
+    // The server that writes the round's key compacts next.
     wait::until(LONG, "the past is forgotten", || {
         match lab.kubectl("three", &format!("get --raw {exact}")) {
             Err(told) if told.to_string().contains("too old") => Ok(()),
@@ -197,7 +197,7 @@ fn rounds(lab: &Lab, etcd: &Path) -> Result<u64> {
     version.and_then(|number| number.parse().ok()).context(text)
 }
 
-/// A snapshot of one etcd fills another that runs, above the old revisions.
+/// A snapshot of one etcd fills another running one, above the old revisions.
 fn filled_from_another(lab: &Lab, etcd: &Path) -> Result<()> {
     let file = lab.path("etcd.db").display().to_string();
     lab.decapod(&["snapshot", "save", &file, "--datastore-endpoint", ETCD])?;
@@ -221,7 +221,7 @@ fn filled_from_another(lab: &Lab, etcd: &Path) -> Result<()> {
     lab.kubectl("four", "get configmap after-all").map(drop)
 }
 
-/// Upstream's API server runs on our etcd; both read what the other writes, at once.
+/// Upstream's API server runs on our etcd; each server reads the other's writes at once.
 pub fn upstreams_api_server(story: &mut Story) -> Result<()> {
     let Some(upstream) = places::cached("DECAPOD_KUBE_APISERVER", &upstreams_place()?) else {
         println!("skipped: no kube-apiserver in the cache (cargo xtask kube-apiserver)");
@@ -234,7 +234,7 @@ pub fn upstreams_api_server(story: &mut Story) -> Result<()> {
     let words = [&["etcd", "--data-dir", &data], &urls[..]].concat();
     let etcd = lab.daemon("decapod-etcd", &lab.binary, &words)?;
     let servers = format!("--etcd-servers={ETCD}");
-    // Pods come without the controllers that make service accounts.
+    // Pods are created without the controllers that create service accounts.
     let without = "--disable-admission-plugins=ServiceAccount";
     let mut ours = lab.api_server("ours", 6444, &[&servers, without])?;
     lab.ready("ours", &mut ours).with_context(|| ours.log() + &etcd.log())?;
@@ -249,7 +249,7 @@ pub fn upstreams_api_server(story: &mut Story) -> Result<()> {
         };
         lab.apply(writer, &manifest).with_context(|| format!("{writer}: {}", theirs.log()))?;
     }
-    // Kinds that the other has learned of by its own watch.
+    // Custom resources that a server knows through its own watch of definitions.
     for (writer, kind, place) in [("ours", "Widget", "shared"), ("theirs", "Gadget", "mine")] {
         let custom = format!(
             "apiVersion: example.com/v1\nkind: {kind}\nmetadata: {{name: w, namespace: {place}}}\nspec: {{size: 3}}\n"
@@ -272,14 +272,14 @@ pub fn upstreams_api_server(story: &mut Story) -> Result<()> {
     Ok(())
 }
 
-/// Where xtask keeps it.
+/// The path of xtask's build.
 fn upstreams_place() -> Result<String> {
     let kubectl = places::kubectl()?;
     let directory = kubectl.parent().and_then(Path::file_name).context("it has a directory")?;
     Ok(format!("{}/kube-apiserver", directory.to_string_lossy()))
 }
 
-/// Every object of every kind that both have, as each of them shows it.
+/// Every object of every kind that both serve, as each of them returns it.
 fn same_everywhere(lab: &Lab) -> Result<()> {
     let names = lab.kubectl("theirs", "api-resources --verbs=list -o name")?;
     // Computed, not stored.
@@ -310,7 +310,7 @@ fn same_everywhere(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// A host with API servers and what they keep their state in.
+/// A host with API servers and their stores.
 pub(super) struct Lab {
     watches: std::sync::Mutex<Vec<(String, Daemon)>>,
     pub(super) host: Host,
@@ -337,7 +337,7 @@ impl Lab {
         Ok(daemon)
     }
 
-    /// A real one. Its data stay when it is started again.
+    /// A real etcd. Its data are kept across restarts.
     fn etcd(&self, program: &Path, name: &str, port: u16) -> Result<Daemon> {
         let url = |port| format!("http://127.0.0.1:{port}");
         let (client, peer, data) =
@@ -352,7 +352,7 @@ impl Lab {
         self.daemon(name, program, words.as_flattened())
     }
 
-    /// Ours, with the certificates that all of the host share.
+    /// Our API server, with the certificates that all on the host share.
     pub(super) fn api_server(&self, name: &str, port: u16, more: &[&str]) -> Result<Daemon> {
         let (data, pki) =
             (self.path(name).display().to_string(), self.path("pki").display().to_string());
@@ -366,7 +366,7 @@ impl Lab {
         self.daemon(name, &self.binary, &words.concat())
     }
 
-    /// Upstream's, with our certificates, as `theirs`.
+    /// Upstream's API server with our certificates, named `theirs`.
     fn upstreams(&self, program: &Path, servers: &str) -> Result<Daemon> {
         let file = |name: &str| self.path("pki").join(name).display().to_string();
         let words = [
@@ -404,7 +404,7 @@ impl Lab {
         }
     }
 
-    /// And what kubectl remembers of that server.
+    /// The kubeconfig and kubectl's cache directory for that server.
     pub(super) fn kubeconfig(&self, server: &str) -> (String, String) {
         let file = |name: &str| self.path(server).join(name).display().to_string();
         (file("kubeconfig"), file("discovery"))

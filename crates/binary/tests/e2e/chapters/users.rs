@@ -1,5 +1,5 @@
-//! Pods with users of their own (`hostUsers: false`): what their images and volumes need works, and
-//! their root is nobody to the node. Leaves nothing.
+//! Pods with user namespaces (`hostUsers: false`): their images and volumes work, and their root has no
+//! rights on the node. Leaves nothing.
 
 use std::os::unix::fs::MetadataExt;
 
@@ -9,7 +9,7 @@ use crate::processes;
 use crate::story::{LONG, Story};
 
 const MANIFEST: &str = include_str!("../manifests/users.yaml");
-/// The ids below are the node's.
+/// Ids below belong to the node.
 const FIRST: u32 = 65536;
 
 pub fn of_their_own(story: &mut Story) -> Result<()> {
@@ -30,7 +30,7 @@ pub fn of_their_own(story: &mut Story) -> Result<()> {
     story.server.start()?;
     story.kubectl("wait --for=condition=Ready node/node1 --timeout=90s")?;
     ensure!(processes::named(&uid, "nginx")? == process, "the pod was not adopted");
-    // The next container has the users that the pod had.
+    // The restarted container has the same users.
     processes::named(&story.value("pod own-files", ".metadata.uid")?, "sleep")?.kill()?;
     let counts = ".status.containerStatuses[*].restartCount";
     story
@@ -45,7 +45,7 @@ pub fn of_their_own(story: &mut Story) -> Result<()> {
     story.kubectl("delete secret users").map(drop)
 }
 
-/// Whose the oldest process of that name is, to the node.
+/// The owner of the oldest process with that name, as the node sees it.
 fn owner(story: &Story, pod: &str, name: &str) -> Result<u32> {
     let uid = story.value(&format!("pod {pod}"), ".metadata.uid")?;
     let all = processes::of_pod(&uid)?.into_iter().filter(|process| process.name == name);
@@ -54,7 +54,7 @@ fn owner(story: &Story, pod: &str, name: &str) -> Result<u32> {
     owners.into_iter().min().ok_or_else(|| anyhow::anyhow!("no {name} in {pod}"))
 }
 
-/// A usual image serves on port 80.
+/// An ordinary image serves on port 80.
 fn answers(story: &Story) -> Result<()> {
     let address = story.value("pod own-web", ".status.podIP")?;
     let answer = story.get(&format!("{address}:80"), "/")?;

@@ -1,4 +1,4 @@
-//! Manifests that people use, unchanged. Each chapter deletes what it made.
+//! Typical manifests, unchanged. Each chapter deletes what it created.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ const REGULAR: &str = include_str!("../manifests/regular.yaml");
 const GUESTBOOK: &str = include_str!("../manifests/guestbook.yaml");
 const BUSY: &str = include_str!("../manifests/busy.yaml");
 
-/// Some of the autoscaler's looks, each 15 s after the last, and a window of figures before them.
+/// Several syncs of the autoscaler, 15 s apart, after a window of metrics.
 const AUTOSCALING: Duration = Duration::from_secs(150);
 
 pub fn database(story: &mut Story) -> Result<()> {
@@ -20,12 +20,12 @@ pub fn database(story: &mut Story) -> Result<()> {
     story.soon(LONG, "statefulset db", ".status.readyReplicas", "2")?;
     let log = "exec db-1 -- cat /data/log";
     story.shows(log, "db-1 started")?;
-    // A pod that comes back has the same name and the same volume.
+    // A pod that is created again has the same name and the same volume.
     story.kubectl("delete pod db-1")?;
     story.soon(LONG, "statefulset db", ".status.readyReplicas", "2")?;
     story.soon_shows(LONG, log, "db-1 started\ndb-1 started")?;
     story.soon(LONG, "pdb db", ".status.disruptionsAllowed", "1")?;
-    // Fewer replicas leave the volumes alone.
+    // Scaling down keeps the volumes.
     story.kubectl("scale statefulset db --replicas=1")?;
     story.soon(LONG, "statefulset db", ".status.replicas", "1")?;
     story.soon(LONG, "pvc data-db-1", ".status.phase", "Bound")?;
@@ -75,7 +75,7 @@ pub fn autoscaling(story: &mut Story) -> Result<()> {
     story.soon_has_events("busy", &["SuccessfulRescale"])?;
     let active = ".status.conditions[?(@.type==\"ScalingActive\")].reason";
     story.soon(LONG, "hpa busy", active, "ValidMetricFound")?;
-    // The load goes, and with it the pods that it needed.
+    // Without load the autoscaler removes the additional pods.
     story.soon(LONG, "deployment busy", ".status.readyReplicas", "3")?;
     for pod in story.pods("app=busy")? {
         story.kubectl(&format!("exec {pod} -- rm /load"))?;

@@ -1,8 +1,7 @@
 // The fabric8 client at work: informer, apply, scale, exec, port-forward, delete.
 //
-// In: a kubeconfig by KUBECONFIG; the name of an image that is on the node. Out: a line a step; the
-// exit code is 1, with a trace, at the first thing that is not as a user would expect. It works in a
-// namespace of its own and leaves nothing. Its watches are WebSockets.
+// In: a kubeconfig in KUBECONFIG; the name of an image on the node. Out: a line per step; exit code 1, with a
+// trace, at the first unexpected result. It works in its own namespace and leaves nothing. Its watches are WebSockets.
 
 import io.fabric8.kubernetes.api.model.ConfigMap;
 import io.fabric8.kubernetes.api.model.ConfigMapBuilder;
@@ -47,7 +46,7 @@ public class Fabric8 {
         .endMetadata().withData(Map.of("a", value)).build();
   }
 
-  // It lists, watches, and hears of a change and of a deletion.
+  // It lists, watches, and gets a change and a deletion.
   static void informer(KubernetesClient client) throws Exception {
     BlockingQueue<String> heard = new LinkedBlockingQueue<>();
     var maps = client.configMaps().inNamespace(SPACE);
@@ -116,7 +115,7 @@ public class Fabric8 {
     check(out.toString().equals("from inside\n"), out);
   }
 
-  // To the end: the pod's server closes, and so does the connection.
+  // Reads to the end: the pod's server closes, and so does the connection.
   static void forward(KubernetesClient client) throws Exception {
     try (LocalPortForward port =
             client.pods().inNamespace(SPACE).withName(pod(client)).portForward(8080);

@@ -1,9 +1,8 @@
 // The official Java client at work: informer, apply, scale, exec, port-forward, delete.
 //
-// In: a kubeconfig by KUBECONFIG; the name of an image that is on the node. Out: a line a step; the
-// exit code is 1, with a trace, at the first thing that is not as a user would expect. It works in a
-// namespace of its own and leaves nothing. Pods are made without a word about their status: this
-// release refuses fields that it does not know.
+// In: a kubeconfig in KUBECONFIG; the name of an image on the node. Out: a line per step; exit code 1, with a
+// trace, at the first unexpected result. It works in its own namespace and leaves nothing. It
+// creates pods without reading their status: this release refuses unknown fields.
 
 import io.kubernetes.client.Exec;
 import io.kubernetes.client.PortForward;
@@ -54,7 +53,7 @@ public class Official {
     if (!holds) throw new AssertionError(found);
   }
 
-  // There is no wait in this client.
+  // This client cannot wait for a condition.
   static void soon(String what, Callable<Boolean> holds) throws Exception {
     for (int second = 0; second < LIMIT; second++) {
       if (holds.call()) return;
@@ -68,7 +67,7 @@ public class Official {
         .metadata(new V1ObjectMeta().name("told").namespace(SPACE)).data(Map.of("a", value));
   }
 
-  // It lists, watches, and hears of a change and of a deletion.
+  // It lists, watches, and gets a change and a deletion.
   static void informer(ApiClient client, CoreV1Api core) throws Exception {
     BlockingQueue<String> heard = new LinkedBlockingQueue<>();
     var factory = new SharedInformerFactory(client);
@@ -130,7 +129,7 @@ public class Official {
     });
   }
 
-  // By the name alone: what a pod's status says is not read.
+  // Only by name, without reading the pod's status.
   static String pod(ApiClient client) throws Exception {
     var call = new CoreV1Api(client).listNamespacedPod(SPACE).labelSelector("app=web").buildCall(null);
     try (var answer = call.execute()) {
@@ -148,7 +147,7 @@ public class Official {
     check(printed.equals("from inside\n"), printed);
   }
 
-  // To the end: the pod's server closes, and so does the stream.
+  // Reads to the end: the pod's server closes, and so does the stream.
   static void forward(ApiClient client) throws Exception {
     var ports = new PortForward(client).forward(SPACE, pod(client), List.of(8080));
     var out = ports.getOutboundStream(8080);

@@ -27,7 +27,7 @@ def namespace():
 def forward():
     container = {"name": "main", "image": IMAGE, "command": ["sh", "-c", SERVE]}
     spec = {"containers": [container], "terminationGracePeriodSeconds": 0}
-    # Pods wait for the account that a controller makes.
+    # Pods need the service account, which a controller creates.
     for attempt in range(LIMIT):
         try:
             pod = Pod({"metadata": {"name": "web", "namespace": SPACE}, "spec": spec})

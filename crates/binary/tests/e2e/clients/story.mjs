@@ -1,15 +1,14 @@
 // The JavaScript client at work: create, apply, watch, informer, patch, exec, logs, port-forward, delete.
 //
-// In: a kubeconfig by KUBECONFIG; the name of an image that is on the node. Out: a line a step; the
-// exit code is 1, with a trace, at the first thing that is not as a user would expect. It works in a
-// namespace of its own and leaves nothing.
+// In: a kubeconfig in KUBECONFIG; the name of an image on the node. Out: a line per step; exit code 1, with a
+// trace, at the first unexpected result. It works in its own namespace and leaves nothing.
 
 import assert from 'node:assert/strict';
 import { createRequire } from 'node:module';
 import { PassThrough, Readable } from 'node:stream';
 import { pathToFileURL } from 'node:url';
 
-// The library is installed elsewhere: NODE_PATH does not work for modules.
+// The library is in another directory: NODE_PATH does not work for modules.
 const require = createRequire(pathToFileURL(`${process.argv[3]}/`));
 const k8s = require('@kubernetes/client-node');
 
@@ -41,7 +40,7 @@ const manifest = {
   },
 };
 
-// Waits for the first event of a watch that is as wanted.
+// Waits for the first event of a watch that matches.
 async function until(path, query, wanted) {
   const watch = new k8s.Watch(kubeconfig);
   let request;
@@ -99,7 +98,7 @@ async function apply() {
   assert.deepEqual(merged.data, { a: '2', b: '3' });
 }
 
-// Runs a command; returns what it printed and its status.
+// Runs a command; returns its output and status.
 async function exec(pod, command, input) {
   const chunks = [];
   const output = new PassThrough().on('data', (chunk) => chunks.push(chunk));
@@ -139,7 +138,7 @@ async function forward() {
   assert.match(Buffer.concat(chunks).toString(), /\r\n\r\nhere\n$/);
 }
 
-// An informer lists, watches, and hears of a change and of a deletion.
+// An informer lists, watches, and gets a change and a deletion.
 async function informer() {
   const heard = [];
   const list = () => core.listNamespacedConfigMap({ namespace: SPACE });

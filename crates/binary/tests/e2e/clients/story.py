@@ -37,7 +37,7 @@ def manifest(replicas):
 
 
 def until(events, wanted):
-    """The first object of a watch that is as wanted; the watch itself has a time limit."""
+    """The first object of a watch that matches; the watch itself has a timeout."""
     for event in events:
         if wanted(event):
             return event["object"]
@@ -134,7 +134,7 @@ def forward(core):
 
 
 def dry_eviction(core):
-    """`kubectl drain --dry-run=server` says so in the body."""
+    """`kubectl drain --dry-run=server` has the option in the body."""
     pod = core.list_namespaced_pod(SPACE, label_selector="app=py").items[0].metadata
     body = {"metadata": {"name": pod.name, "namespace": SPACE}, "deleteOptions": {"dryRun": ["All"]}}
     core.create_namespaced_pod_eviction(pod.name, SPACE, body)
@@ -142,7 +142,7 @@ def dry_eviction(core):
 
 
 def token(core):
-    """A Secret for a service account's token is filled, and goes with the account."""
+    """A service account's token Secret is filled, and deleted with the account."""
     core.create_namespaced_service_account(SPACE, {"metadata": {"name": "bot"}})
     annotations = {"kubernetes.io/service-account.name": "bot"}
     secret = {"metadata": {"name": "bot", "annotations": annotations}, "type": "kubernetes.io/service-account-token"}
