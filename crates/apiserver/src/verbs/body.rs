@@ -47,6 +47,7 @@ async fn refuse(mut body: Body, mut read: usize) -> StatusError {
         Reason::RequestEntityTooLarge,
         format!("Request entity too large: limit is {LIMIT}"),
     )
+    .without_details()
 }
 
 #[cfg(test)]
