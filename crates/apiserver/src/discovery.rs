@@ -92,6 +92,8 @@ impl Discovery {
         }
         match documents.by_path.get(path) {
             Some(json) => codec::json(&accept, StatusCode::OK, json.clone()),
+            // The rest of a group's paths is routed, and so is what it does not have.
+            None if is_routed(registry, path) => codec::error(&accept, &crate::verbs::no_route()),
             None => codec::page_not_found(),
         }
     }
@@ -118,6 +120,18 @@ impl Discovery {
         let documents = Arc::new(build(&registry.resources(), remotes, self.group_order));
         *cached = Some((generation, documents.clone()));
         documents
+    }
+}
+
+/// Does the path belong to a built-in group?
+fn is_routed(registry: &Registry, path: &str) -> bool {
+    let mut parts = path.split('/').skip(1);
+    match (parts.next(), parts.next()) {
+        (Some("api"), _) => true,
+        (Some("apis"), Some(group)) => {
+            registry.resources().iter().any(|row| row.group == group && !row.custom)
+        }
+        _ => false,
     }
 }
 

@@ -1,6 +1,6 @@
-//! The review kinds: requests about identity and permission that are answered, not stored.
+//! The review kinds: questions about identity and permission, answered instead of stored.
 //!
-//! Each kind is a `Strategy` whose `review` answers.
+//! Each is a `Strategy` whose `review` answers; the rows of these kinds take them.
 
 use std::sync::Arc;
 
@@ -11,13 +11,19 @@ use apiserver::{Registry, StatusError};
 use async_trait::async_trait;
 use k8s_openapi::api::authentication::v1 as authentication;
 use k8s_openapi::api::authorization::v1 as authorization;
-use machinery::Object;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{
+    FieldSelectorRequirement, LabelSelectorRequirement,
+};
+use machinery::field::{FieldErrors, Path};
+use machinery::selector::Selector;
+use machinery::{Object, ObjectMeta, names};
+use serde_json::{Value, json};
 
 use crate::tokens::{BearerTokens, UNKNOWN};
 
 const AUTHORIZATION: &str = "authorization.k8s.io";
 
-/// Decides whether `user` may do what the attributes say. `None`: there are no attributes.
+/// May `user` do what the attributes say? `None`: neither kind of attributes is given.
 pub async fn evaluate(
     authorizer: &dyn Authorizer,
     user: UserInfo,
@@ -39,6 +45,7 @@ pub async fn evaluate(
         }
         Decision::NoOpinion { reason: why } => status.reason = reason(why),
     }
+    status.evaluation_error = resource.and_then(unparsed);
     Some(status)
 }
 
@@ -58,7 +65,7 @@ fn resource_question(attributes: &authorization::ResourceAttributes) -> RequestI
     }
 }
 
-/// The selector in query form: the raw one, or the requirements for a single value.
+/// As a query would say it: the raw selector, or the requirements that ask for one value.
 fn field_selector(attributes: &authorization::ResourceAttributes) -> String {
     let Some(selector) = &attributes.field_selector else { return String::new() };
     if let Some(raw) = &selector.raw_selector {
@@ -90,34 +97,178 @@ fn user_of(spec: &authorization::SubjectAccessReviewSpec) -> UserInfo {
     }
 }
 
-/// Upstream's error has no kind, because the review in question has lost it.
-fn invalid(errors: machinery::field::FieldErrors) -> StatusError {
-    StatusError::invalid(AUTHORIZATION, "", "", errors)
+/// What a review asks.
+#[derive(Clone, Copy)]
+struct Question<'a> {
+    metadata: &'a ObjectMeta,
+    resource: Option<&'a authorization::ResourceAttributes>,
+    path: Option<&'a authorization::NonResourceAttributes>,
 }
 
-/// Rejects a review with both kinds of attributes.
-fn check_one(
-    resource: Option<&authorization::ResourceAttributes>,
-    path: Option<&authorization::NonResourceAttributes>,
-) -> Result<(), StatusError> {
-    use machinery::field::{FieldErrors, Path};
-    let (Some(_), Some(asked)) = (resource, path) else { return Ok(()) };
+/// All that is wrong with a question; a user is given where it is about somebody else.
+/// Upstream: `pkg/apis/authorization/validation`.
+fn wrong(
+    question: Question<'_>,
+    somebody: Option<&authorization::SubjectAccessReviewSpec>,
+) -> FieldErrors {
     let mut errors = FieldErrors::default();
+    let spec = Path::new("spec");
+    match (question.resource, question.path) {
+        (Some(_), Some(path)) => errors.invalid(
+            &spec.child("nonResourceAttributes"),
+            shown_path(path),
+            "cannot be specified in combination with resourceAttributes",
+        ),
+        (None, None) => errors.invalid(
+            &spec.child("resourceAttributes"),
+            Value::Null,
+            "exactly one of nonResourceAttributes or resourceAttributes must be specified",
+        ),
+        _ => {}
+    }
+    let is_given = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
+    if let Some(about) = somebody
+        && !is_given(&about.user)
+        && about.groups.as_ref().is_none_or(Vec::is_empty)
+    {
+        let detail = "at least one of user or group must be specified";
+        errors.invalid(&spec.child("user"), "", detail);
+    }
+    if let Some(attributes) = question.resource {
+        selectors(attributes, &spec.child("resourceAttributes"), &mut errors);
+    }
+    errors
+}
+
+fn shown_path(asked: &authorization::NonResourceAttributes) -> Value {
     let text = |text: &Option<String>| text.clone().unwrap_or_default();
-    let shown = serde_json::json!({ "Path": text(&asked.path), "Verb": text(&asked.verb) });
-    let place = Path::new("spec").child("nonResourceAttributes");
-    errors.invalid(&place, &shown, "cannot be specified in combination with resourceAttributes");
-    Err(invalid(errors))
+    json!({ "Path": text(&asked.path), "Verb": text(&asked.verb) })
 }
 
-/// The error of a review without attributes.
-fn no_question() -> StatusError {
-    use machinery::field::{FieldErrors, Path};
-    let mut errors = FieldErrors::default();
-    let path = Path::new("spec").child("resourceAttributes");
-    let both = "exactly one of nonResourceAttributes or resourceAttributes must be specified";
-    errors.invalid(&path, &serde_json::Value::Null, both);
-    invalid(errors)
+/// A selector is a text or a list of requirements. Operators may be newer than this server.
+fn selectors(
+    attributes: &authorization::ResourceAttributes,
+    path: &Path,
+    errors: &mut FieldErrors,
+) {
+    if let Some(selector) = &attributes.field_selector {
+        let path = path.child("fieldSelector");
+        let list = selector.requirements.as_deref().unwrap_or_default();
+        text_or_list(&path, selector.raw_selector.as_deref(), list.len(), errors);
+        for (index, one) in list.iter().enumerate() {
+            let path = path.child("requirements").index(index);
+            if one.key.is_empty() {
+                errors.required(&path.child("key"), "must be specified");
+            }
+            operator_fits(&one.operator, one.values.as_deref(), &path, errors);
+        }
+    }
+    if let Some(selector) = &attributes.label_selector {
+        let path = path.child("labelSelector");
+        let list = selector.requirements.as_deref().unwrap_or_default();
+        text_or_list(&path, selector.raw_selector.as_deref(), list.len(), errors);
+        for (index, one) in list.iter().enumerate() {
+            let path = path.child("requirements").index(index);
+            operator_fits(&one.operator, one.values.as_deref(), &path, errors);
+            for why in names::qualified_name(&one.key) {
+                errors.invalid(&path.child("key"), &one.key, &why);
+            }
+            for (index, value) in one.values.iter().flatten().enumerate() {
+                for why in names::label_value(value) {
+                    errors.invalid(&path.child("values").index(index), value, &why);
+                }
+            }
+        }
+    }
+}
+
+fn text_or_list(path: &Path, text: Option<&str>, count: usize, errors: &mut FieldErrors) {
+    match (text.filter(|text| !text.is_empty()), count) {
+        (Some(text), 1..) => errors.invalid(
+            &path.child("rawSelector"),
+            text,
+            "may not specified at the same time as requirements",
+        ),
+        (None, 0) => errors.required(
+            &path.child("requirements"),
+            &format!("when {path} is specified, requirements or rawSelector is required"),
+        ),
+        _ => {}
+    }
+}
+
+fn operator_fits(operator: &str, values: Option<&[String]>, path: &Path, errors: &mut FieldErrors) {
+    let path = path.child("values");
+    let has_values = values.is_some_and(|values| !values.is_empty());
+    match operator {
+        "In" | "NotIn" if !has_values => {
+            errors.required(&path, "must be specified when `operator` is 'In' or 'NotIn'");
+        }
+        "Exists" | "DoesNotExist" if has_values => errors
+            .forbidden(&path, "may not be specified when `operator` is 'Exists' or 'DoesNotExist'"),
+        _ => {}
+    }
+}
+
+/// Reviews are not kept: they have no names, and no other metadata.
+fn no_metadata(metadata: &ObjectMeta, keeps_namespace: bool, errors: &mut FieldErrors) {
+    let bare = ObjectMeta {
+        managed_fields: metadata.managed_fields.clone(),
+        namespace: metadata.namespace.clone().filter(|_| keeps_namespace),
+        ..ObjectMeta::default()
+    };
+    if bare != *metadata {
+        let detail =
+            if keeps_namespace { "must be empty except for namespace" } else { "must be empty" };
+        errors.invalid(&Path::new("metadata"), metadata, detail);
+    }
+}
+
+/// Upstream names no kind, for the review that it judges has lost it.
+fn refused(errors: FieldErrors) -> Result<(), StatusError> {
+    match errors.is_empty() {
+        true => Ok(()),
+        false => Err(StatusError::invalid(AUTHORIZATION, "", "", errors)),
+    }
+}
+
+/// Selectors that nobody understands narrow nothing, and that is said.
+/// Upstream: `BuildEvaluationError`.
+fn unparsed(attributes: &authorization::ResourceAttributes) -> Option<String> {
+    let raw = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
+    let fields = attributes.field_selector.as_ref().and_then(|selector| {
+        let list = selector.requirements.as_deref().unwrap_or_default();
+        let is_known = |one: &FieldSelectorRequirement| {
+            matches!(one.operator.as_str(), "In" | "NotIn")
+                && one.values.as_ref().is_some_and(|values| values.len() == 1)
+        };
+        match raw(&selector.raw_selector) {
+            Some(text) => Selector::parse_fields(&text).is_err().then_some(false),
+            None => some_of(list.iter().map(is_known)),
+        }
+    });
+    let labels = attributes.label_selector.as_ref().and_then(|selector| {
+        let list = selector.requirements.as_deref().unwrap_or_default();
+        let is_known = |one: &LabelSelectorRequirement| {
+            matches!(one.operator.as_str(), "In" | "NotIn" | "Exists" | "DoesNotExist")
+        };
+        match raw(&selector.raw_selector) {
+            Some(text) => Selector::parse_labels(&text).is_err().then_some(false),
+            None => some_of(list.iter().map(is_known)),
+        }
+    });
+    let said = [("field", fields), ("label", labels)].map(|(kind, partly)| {
+        let how = if partly? { "partially ignored" } else { "ignored" };
+        Some(format!("spec.resourceAttributes.{kind}Selector {how} due to parse error"))
+    });
+    let said: Vec<String> = said.into_iter().flatten().collect();
+    (!said.is_empty()).then(|| said.join("; "))
+}
+
+/// Nothing where all are known; else, whether some are.
+fn some_of(known: impl Iterator<Item = bool>) -> Option<bool> {
+    let known: Vec<bool> = known.collect();
+    (!known.iter().all(|one| *one)).then(|| known.contains(&true))
 }
 
 /// SubjectAccessReview.
@@ -135,9 +286,11 @@ impl Strategy for SubjectAccess {
         let spec = &review.spec;
         let (resource, path) =
             (spec.resource_attributes.as_ref(), spec.non_resource_attributes.as_ref());
-        check_one(resource, path)?;
-        let status = evaluate(&*self.0, user_of(spec), resource, path).await;
-        review.status = Some(status.ok_or_else(no_question)?);
+        let question = Question { metadata: &review.metadata, resource, path };
+        let mut errors = wrong(question, Some(spec));
+        no_metadata(question.metadata, false, &mut errors);
+        refused(errors)?;
+        review.status = evaluate(&*self.0, user_of(spec), resource, path).await;
         Ok(Created::Object(object))
     }
 }
@@ -156,17 +309,23 @@ impl Strategy for LocalSubjectAccess {
         let namespace = object.namespace().to_owned();
         let review = object.expect_mut::<authorization::LocalSubjectAccessReview>();
         let spec = &review.spec;
-        let asked = spec.resource_attributes.as_ref().and_then(|one| one.namespace.as_deref());
-        if asked != Some(namespace.as_str()) {
-            let why = format!(
-                "spec.resourceAttributes.namespace must match namespace: {}",
-                asked.unwrap_or_default()
-            );
-            return Err(StatusError::bad_request(why));
+        let (resource, path) =
+            (spec.resource_attributes.as_ref(), spec.non_resource_attributes.as_ref());
+        let question = Question { metadata: &review.metadata, resource, path };
+        let mut errors = wrong(question, Some(spec));
+        no_metadata(question.metadata, true, &mut errors);
+        let place = Path::new("spec");
+        let asked = resource.map(|one| one.namespace.as_deref().unwrap_or_default());
+        if let Some(asked) = asked.filter(|asked| *asked != namespace) {
+            let place = place.child("resourceAttributes").child("namespace");
+            errors.invalid(&place, asked, "must match metadata.namespace");
         }
-        let resource = spec.resource_attributes.as_ref();
-        let status = evaluate(&*self.0, user_of(spec), resource, None).await;
-        review.status = Some(status.ok_or_else(no_question)?);
+        if let Some(path) = path {
+            let detail = "disallowed on this kind of request";
+            errors.invalid(&place.child("nonResourceAttributes"), shown_path(path), detail);
+        }
+        refused(errors)?;
+        review.status = evaluate(&*self.0, user_of(spec), resource, None).await;
         Ok(Created::Object(object))
     }
 }
@@ -186,9 +345,11 @@ impl Strategy for SelfSubjectAccess {
         let spec = &review.spec;
         let (resource, path) =
             (spec.resource_attributes.as_ref(), spec.non_resource_attributes.as_ref());
-        check_one(resource, path)?;
-        let status = evaluate(&*self.0, ctx.user.clone(), resource, path).await;
-        review.status = Some(status.ok_or_else(no_question)?);
+        let question = Question { metadata: &review.metadata, resource, path };
+        let mut errors = wrong(question, None);
+        no_metadata(question.metadata, false, &mut errors);
+        refused(errors)?;
+        review.status = evaluate(&*self.0, ctx.user.clone(), resource, path).await;
         Ok(Created::Object(object))
     }
 }
@@ -212,7 +373,7 @@ impl Strategy for SelfSubjectRules {
         let mut status = rules_status(self.0.rules(&ctx.user, &namespace).await);
         status.evaluation_error = self.0.unresolved(&ctx.user, &namespace).await;
         status.incomplete = status.evaluation_error.is_some();
-        // The answer does not repeat the spec.
+        // The question is not repeated.
         *review = authorization::SelfSubjectRulesReview {
             status: Some(status),
             ..authorization::SelfSubjectRulesReview::default()
@@ -326,5 +487,81 @@ mod tests {
         check(&["system:masters"], true).await;
         check(&[], false).await;
         assert!(evaluate(&Masters, UserInfo::default(), None, None).await.is_none());
+    }
+
+    fn review(spec: Value) -> authorization::SubjectAccessReviewSpec {
+        k8s_openapi::serde_json::from_value(spec).expect("a spec")
+    }
+
+    #[test]
+    fn questions_are_refused_in_upstreams_words() {
+        let resource = json!({"verb": "get", "resource": "pods"});
+        let with = |field: &str, value: Value| {
+            let mut attributes = resource.clone();
+            attributes[field] = value;
+            json!({"user": "u", "resourceAttributes": attributes})
+        };
+        let both =
+            json!({"rawSelector": "a=b", "requirements": [{"key": "a", "operator": "Exists"}]});
+        let bad_list = json!({"requirements": [{"key": "", "operator": "In"},
+            {"key": "a", "operator": "Exists", "values": ["b"]}, {"key": "a", "operator": "New"}]});
+        const SPEC: &str = "spec.resourceAttributes";
+        for (spec, expected) in [
+            (json!({"user": "u", "resourceAttributes": resource}), vec![]),
+            (json!({"groups": ["g"], "resourceAttributes": resource}), vec![]),
+            (json!({"resourceAttributes": resource}), vec!["spec.user".to_owned()]),
+            (json!({}), vec![SPEC.to_owned(), "spec.user".to_owned()]),
+            (with("fieldSelector", json!({})), vec![format!("{SPEC}.fieldSelector.requirements")]),
+            (
+                with("labelSelector", both.clone()),
+                vec![format!("{SPEC}.labelSelector.rawSelector")],
+            ),
+            (with("fieldSelector", both), vec![format!("{SPEC}.fieldSelector.rawSelector")]),
+            (
+                with("fieldSelector", bad_list),
+                ["[0].key", "[0].values", "[1].values"]
+                    .map(|at| format!("{SPEC}.fieldSelector.requirements{at}"))
+                    .to_vec(),
+            ),
+        ] {
+            let spec = review(spec);
+            let question = Question {
+                metadata: &ObjectMeta::default(),
+                resource: spec.resource_attributes.as_ref(),
+                path: spec.non_resource_attributes.as_ref(),
+            };
+            let errors = wrong(question, Some(&spec));
+            let fields: Vec<&str> = errors.0.iter().map(|error| error.field.as_str()).collect();
+            assert_eq!(fields, expected, "{errors:?}");
+        }
+        let named = ObjectMeta { name: Some("n".into()), ..ObjectMeta::default() };
+        let placed = ObjectMeta { namespace: Some("n".into()), ..ObjectMeta::default() };
+        for (metadata, keeps_namespace, expected) in
+            [(&named, true, 1), (&placed, true, 0), (&placed, false, 1)]
+        {
+            let mut errors = FieldErrors::default();
+            no_metadata(metadata, keeps_namespace, &mut errors);
+            assert_eq!(errors.0.len(), expected);
+        }
+    }
+
+    #[test]
+    fn selectors_that_cannot_be_read_are_told() {
+        for (field, value, expected) in [
+            ("fieldSelector", json!({"rawSelector": "a=b"}), None),
+            ("fieldSelector", json!({"rawSelector": "a"}), Some("fieldSelector ignored")),
+            ("labelSelector", json!({"rawSelector": "a in"}), Some("labelSelector ignored")),
+            (
+                "fieldSelector",
+                json!({"requirements": [{"key": "a", "operator": "In", "values": ["b"]}, {"key": "a", "operator": "New"}]}),
+                Some("fieldSelector partially ignored"),
+            ),
+        ] {
+            let spec = review(json!({"resourceAttributes": {field: value}}));
+            let told = spec.resource_attributes.as_ref().and_then(unparsed);
+            let expected =
+                expected.map(|how| format!("spec.resourceAttributes.{how} due to parse error"));
+            assert_eq!(told, expected);
+        }
     }
 }

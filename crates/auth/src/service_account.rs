@@ -287,7 +287,18 @@ impl TokenAuthenticator for ServiceAccounts {
             claims.exp.is_some_and(|exp| now < exp) && claims.nbf.is_none_or(|nbf| nbf <= now);
         let wanted = |audience: &&String| audiences.contains(audience);
         let common: Vec<String> = claims.aud.iter().filter(wanted).cloned().collect();
-        let Some(private) = claims.kubernetes.filter(|_| is_timely && !common.is_empty()) else {
+        if common.is_empty() {
+            let quoted = |list: &[String]| {
+                let all: Vec<String> = list.iter().map(|one| format!("{one:?}")).collect();
+                format!("[{}]", all.join(" "))
+            };
+            return Err(StatusError::unauthorized().with_message(format!(
+                "token audiences {} is invalid for the target audiences {}",
+                quoted(&claims.aud),
+                quoted(audiences)
+            )));
+        }
+        let Some(private) = claims.kubernetes.filter(|_| is_timely) else {
             return Err(StatusError::unauthorized());
         };
         self.check_objects(&private).await?;

@@ -321,7 +321,11 @@ fn verdicts(sweep: &Sweep) -> [Verdict; 5] {
     };
     let content = (!sweep.left.is_empty()).then(|| {
         let list =
-            listed(&sweep.left, |name, count| format!("{name} has {count} resource instances"));
+            // Upstream writes the core group's empty name behind a dot, too.
+            listed(&sweep.left, |name, count| {
+                let dot = if name.contains('.') { "" } else { "." };
+                format!("{name}{dot} has {count} resource instances")
+            });
         format!("Some resources are remaining: {list}")
     });
     let finalizers = (!sweep.finalizers.is_empty()).then(|| {

@@ -6,6 +6,7 @@
 pub mod cbor;
 pub mod cron;
 pub mod field;
+pub mod gotime;
 pub mod names;
 pub mod object;
 pub mod pairs;

@@ -1,11 +1,13 @@
 //! Label and field selectors: parse upstream's syntax, match against maps.
 
+mod labels;
+
 use std::collections::BTreeMap;
 use std::fmt;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
-use crate::{Pairs, names};
+use crate::Pairs;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Test {
@@ -108,40 +110,15 @@ impl Selector {
 
     /// `a=b,c!=d,e in (f,g),h,!i,j>1`
     pub fn parse_labels(text: &str) -> Result<Self, ParseError> {
-        let mut parser = Parser { text, at: 0 };
-        let mut requirements = vec![];
-        loop {
-            parser.space();
-            if parser.rest().is_empty() {
-                break;
-            }
-            requirements.push(parser.requirement()?);
-            parser.space();
-            match parser.next() {
-                None => break,
-                Some(',') => {
-                    parser.space();
-                    if parser.rest().is_empty() {
-                        return Err(parser.error("identifier after ','"));
-                    }
-                }
-                Some(found) => {
-                    return Err(ParseError(format!(
-                        "found '{found}', expected: ',' or 'end of string'"
-                    )));
-                }
-            }
-        }
-        Ok(Self { requirements, nothing: false })
+        Ok(Self { requirements: labels::parse(text)?, nothing: false })
     }
 
     /// `metadata.name=web,status.phase!=Running`: equality only, with `\` escapes.
     pub fn parse_fields(text: &str) -> Result<Self, ParseError> {
         let mut requirements = vec![];
-        for term in split_unescaped(text) {
-            if term.is_empty() {
-                continue;
-            }
+        let mut terms = split_unescaped(text);
+        terms.sort_unstable();
+        for term in terms.into_iter().filter(|term| !term.is_empty()) {
             let (key, operator, value) = ["!=", "==", "="]
                 .iter()
                 .filter_map(|op| term.find(op).map(|at| (at, *op)))
@@ -151,9 +128,13 @@ impl Selector {
                     ParseError(format!("invalid selector: '{text}'; can't understand '{term}'"))
                 })?;
             let value = unescape(value)?;
+            // To upstream a term that says nothing asks for nothing.
+            if key.is_empty() && value.is_empty() {
+                continue;
+            }
             let test =
                 if operator == "!=" { Test::NotIn(vec![value]) } else { Test::In(vec![value]) };
-            requirements.push(Requirement { key: key.trim().to_owned(), test });
+            requirements.push(Requirement { key: key.to_owned(), test });
         }
         Ok(Self { requirements, nothing: false })
     }
@@ -188,131 +169,6 @@ impl fmt::Display for Selector {
     }
 }
 
-struct Parser<'a> {
-    text: &'a str,
-    at: usize,
-}
-
-impl<'a> Parser<'a> {
-    fn rest(&self) -> &'a str {
-        &self.text[self.at..]
-    }
-
-    fn space(&mut self) {
-        self.at += self.rest().len() - self.rest().trim_start().len();
-    }
-
-    fn next(&mut self) -> Option<char> {
-        let c = self.rest().chars().next()?;
-        self.at += c.len_utf8();
-        Some(c)
-    }
-
-    fn eat(&mut self, token: &str) -> bool {
-        let found = self.rest().starts_with(token);
-        if found {
-            self.at += token.len();
-        }
-        found
-    }
-
-    fn error(&self, expected: &str) -> ParseError {
-        let word: String =
-            self.rest().chars().take_while(|c| !c.is_whitespace() && *c != ',').collect();
-        ParseError(format!("found '{word}', expected: {expected}"))
-    }
-
-    fn word(&mut self) -> &'a str {
-        let rest = self.rest();
-        let end =
-            rest.find(|c: char| c.is_whitespace() || "=!(),<>".contains(c)).unwrap_or(rest.len());
-        self.at += end;
-        &rest[..end]
-    }
-
-    fn requirement(&mut self) -> Result<Requirement, ParseError> {
-        let absent = self.eat("!");
-        self.space();
-        let key = self.word().to_owned();
-        if key.is_empty() {
-            return Err(self.error("!, identifier, or 'end of string'"));
-        }
-        if let Some(wrong) = names::qualified_name(&key).into_iter().next() {
-            return Err(ParseError(format!("key: Invalid value: {key:?}: {wrong}")));
-        }
-        if absent {
-            return Ok(Requirement { key, test: Test::DoesNotExist });
-        }
-        self.space();
-        let test = self.test()?;
-        if let Test::In(values) | Test::NotIn(values) = &test {
-            for value in values {
-                if let Some(wrong) = names::label_value(value).into_iter().next() {
-                    return Err(ParseError(format!(
-                        "values[0][{key}]: Invalid value: {value:?}: {wrong}"
-                    )));
-                }
-            }
-        }
-        Ok(Requirement { key, test })
-    }
-
-    fn test(&mut self) -> Result<Test, ParseError> {
-        if self.rest().is_empty() || self.rest().starts_with(',') {
-            return Ok(Test::Exists);
-        }
-        for (token, negative) in [("==", false), ("!=", true), ("=", false)] {
-            if self.eat(token) {
-                self.space();
-                let value = vec![self.word().to_owned()];
-                if let Some(found) =
-                    self.rest().chars().next().filter(|c| value[0].is_empty() && *c != ',')
-                {
-                    return Err(ParseError(format!("found '{found}', expected: identifier")));
-                }
-                return Ok(if negative { Test::NotIn(value) } else { Test::In(value) });
-            }
-        }
-        for (token, greater) in [(">", true), ("<", false)] {
-            if self.eat(token) {
-                self.space();
-                let word = self.word();
-                let limit = word.parse().map_err(|_| {
-                    ParseError(format!(
-                        "for 'Gt', 'Lt' operators, the value must be an integer: {word:?}"
-                    ))
-                })?;
-                return Ok(if greater { Test::GreaterThan(limit) } else { Test::LessThan(limit) });
-            }
-        }
-        match self.word() {
-            "in" => Ok(Test::In(self.set()?)),
-            "notin" => Ok(Test::NotIn(self.set()?)),
-            other => Err(ParseError(format!(
-                "unable to parse requirement: found '{other}', expected: in, notin, =, ==, !=, gt, lt"
-            ))),
-        }
-    }
-
-    fn set(&mut self) -> Result<Vec<String>, ParseError> {
-        self.space();
-        if !self.eat("(") {
-            return Err(self.error("'('"));
-        }
-        let mut values = vec![];
-        loop {
-            self.space();
-            values.push(self.word().to_owned());
-            self.space();
-            match self.next() {
-                Some(',') => {}
-                Some(')') => return Ok(values),
-                _ => return Err(self.error("',' or ')'")),
-            }
-        }
-    }
-}
-
 fn split_unescaped(text: &str) -> Vec<&str> {
     let mut parts = vec![];
     let (mut start, mut escaped) = (0, false);
@@ -338,15 +194,18 @@ fn unescape(text: &str) -> Result<String, ParseError> {
         match c {
             '\\' => match chars.next() {
                 Some(next @ ('\\' | ',' | '=')) => out.push(next),
-                _ => {
+                other => {
+                    let other = other.map(String::from).unwrap_or_default();
                     return Err(ParseError(format!(
-                        "invalid field selector: invalid escape sequence in value: {text}"
+                        "invalid field selector: invalid escape sequence: \\{other}"
                     )));
                 }
             },
+            // Upstream shows its number.
             ',' | '=' => {
                 return Err(ParseError(format!(
-                    "invalid field selector: unescaped character in value: {text}"
+                    "invalid field selector: unescaped character in value: {}",
+                    c as u32
                 )));
             }
             c => out.push(c),
@@ -394,6 +253,15 @@ mod tests {
         } else {
             "n1"
         })));
-        assert!(Selector::parse_fields("metadata.name").is_err());
+        for (text, expected) in [
+            ("b,a", "invalid selector: 'b,a'; can't understand 'a'"),
+            ("a=b=c", "invalid field selector: unescaped character in value: 61"),
+            (r"a=b\x", r"invalid field selector: invalid escape sequence: \x"),
+            (r"a=b\", r"invalid field selector: invalid escape sequence: \"),
+        ] {
+            let error = Selector::parse_fields(text).err().map(|error| error.0);
+            assert_eq!(error.as_deref(), Some(expected), "{text}");
+        }
+        assert!(Selector::parse_fields("!=,=").expect("valid").is_everything());
     }
 }

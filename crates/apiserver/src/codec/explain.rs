@@ -11,7 +11,6 @@ use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::gotime;
 use crate::schemas::SchemaSource;
 
 const QUANTITY: &str = "io.k8s.apimachinery.pkg.api.resource.Quantity";
@@ -101,7 +100,7 @@ impl Walk<'_> {
         }
         if (name == TIME || name == MICRO_TIME) && kind(text) == "string" {
             let time: String = serde_json::from_str(text).ok()?;
-            return gotime::misfit(&time, name == MICRO_TIME);
+            return machinery::gotime::misfit(&time, name == MICRO_TIME);
         }
         if schema.get("format").and_then(Value::as_str) == Some("int-or-string") {
             return (!matches!(kind(text), "string" | "number"))

@@ -55,17 +55,47 @@ pub fn without_negative_zeros(bytes: &[u8]) -> Option<Vec<u8>> {
     found.then_some(out)
 }
 
-/// Like Go, replaces each byte of invalid UTF-8 with the replacement character.
+/// Like Go, replaces each byte of invalid UTF-8, and each unpaired half of a surrogate pair, with the
+/// replacement character.
 pub fn as_utf8(bytes: &[u8]) -> Cow<'_, [u8]> {
     if std::str::from_utf8(bytes).is_ok() {
-        return Cow::Borrowed(bytes);
+        return whole_surrogates(Cow::Borrowed(bytes));
     }
     let mut out = String::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {
         out.push_str(chunk.valid());
         out.extend(chunk.invalid().iter().map(|_| char::REPLACEMENT_CHARACTER));
     }
-    Cow::Owned(out.into_bytes())
+    whole_surrogates(Cow::Owned(out.into_bytes()))
+}
+
+/// Replaces the escapes of lone surrogates, in place: all escapes have one length.
+fn whole_surrogates(mut text: Cow<'_, [u8]>) -> Cow<'_, [u8]> {
+    const LENGTH: usize = 6;
+    let unit = |text: &[u8], at: usize| {
+        let digits = text.get(at..at + LENGTH)?.strip_prefix(b"\\u")?;
+        u16::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()
+    };
+    let mut at = 0;
+    while let Some(next) = text[at..].iter().position(|byte| *byte == b'\\') {
+        at += next;
+        match unit(&text, at) {
+            // Not an escape of this kind: the next letter is part of it.
+            None => at += 2,
+            Some(0xd800..0xdc00) if matches!(unit(&text, at + LENGTH), Some(0xdc00..0xe000)) => {
+                at += 2 * LENGTH;
+            }
+            Some(0xd800..0xe000) => {
+                text.to_mut()[at..at + LENGTH].copy_from_slice(b"\\ufffd");
+                at += LENGTH;
+            }
+            Some(_) => at += LENGTH,
+        }
+        if at >= text.len() {
+            break;
+        }
+    }
+    text
 }
 
 enum Frame {
@@ -397,6 +427,15 @@ mod tests {
     fn invalid_utf8_is_replaced() {
         assert_eq!(&*as_utf8(b"a\xffb\xe2\x82"), "a\u{fffd}b\u{fffd}\u{fffd}".as_bytes());
         assert!(matches!(as_utf8("ä".as_bytes()), Cow::Borrowed(_)));
+        for (text, expected) in [
+            (r#""\ud800""#, r#""\ufffd""#),
+            (r#""x\ud800y\udc00z\ud83d\ude00""#, r#""x\ufffdy\ufffdz\ud83d\ude00""#),
+            (r#""\ud800\ud800\udc00""#, r#""\ufffd\ud800\udc00""#),
+            (r#""\\ud800 \n \u00e4 \uD8""#, r#""\\ud800 \n \u00e4 \uD8""#),
+            (r#""\"#, r#""\"#),
+        ] {
+            assert_eq!(String::from_utf8_lossy(&as_utf8(text.as_bytes())), expected);
+        }
     }
 
     #[test]

@@ -10,7 +10,6 @@ pub mod decode;
 pub mod explain;
 pub mod frames;
 pub mod gojson;
-mod gotime;
 pub mod gzip;
 pub mod indent;
 pub mod list;

@@ -150,7 +150,7 @@ impl Registry {
         };
         let bytes = URL_SAFE_NO_PAD
             .decode(token.trim_end_matches('='))
-            .map_err(|error| bad(&error.to_string()))?;
+            .map_err(|_| bad(&not_base64(token)))?;
         let token: ContinueToken =
             serde_json::from_slice(&bytes).map_err(|error| bad(&not_json(&bytes, &error)))?;
         if token.v != TOKEN_VERSION {
@@ -398,6 +398,14 @@ fn storage_scope(row: &Resource, namespace: &str) -> String {
 /// The key in the form that a token of a namespaced list has.
 fn relative(key: &Key, scope: &Scope) -> Key {
     if scope.namespace.is_empty() { key.clone() } else { Key::new("", key.name.clone()) }
+}
+
+/// Go's error for text that is not base64: it names the first wrong byte.
+fn not_base64(text: &str) -> String {
+    let is_letter = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+    let strange = text.bytes().position(|byte| !is_letter(byte));
+    let at = strange.unwrap_or_else(|| text.len().saturating_sub(1));
+    format!("illegal base64 data at input byte {at}")
 }
 
 /// Go's error for bytes that are not JSON.

@@ -46,6 +46,7 @@ async fn refuse(mut body: Body, mut read: usize) -> StatusError {
         Reason::RequestEntityTooLarge,
         format!("Request entity too large: limit is {LIMIT}"),
     )
+    .without_details()
 }
 
 #[cfg(test)]

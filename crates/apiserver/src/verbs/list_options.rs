@@ -43,16 +43,16 @@ pub(crate) fn read(call: &Call, purpose: For) -> Result<ListOptions, StatusError
 pub fn parse(query: &Query) -> Result<ListOptions, StatusError> {
     let text = |name: &str| query.first(name).filter(|text| !text.is_empty());
     let labels = Selector::parse_labels(text("labelSelector").unwrap_or_default())
-        .map_err(|error| StatusError::bad_request(label_error(&error.0)))?;
+        .map_err(|error| StatusError::bad_request(error.0))?;
     let fields = Selector::parse_fields(text("fieldSelector").unwrap_or_default())
         .map_err(|error| StatusError::bad_request(error.0))?;
-    let timeout = number(text("timeoutSeconds"))?;
+    let timeout = number(query.first("timeoutSeconds"))?;
     Ok(ListOptions {
         labels,
         fields,
         resource_version: text("resourceVersion").map(str::to_owned),
         resource_version_match: text("resourceVersionMatch").map(str::to_owned),
-        limit: number(text("limit"))?
+        limit: number(query.first("limit"))?
             .and_then(|limit| usize::try_from(limit).ok())
             .unwrap_or_default(),
         continue_token: text("continue").map(str::to_owned),
@@ -62,17 +62,13 @@ pub fn parse(query: &Query) -> Result<ListOptions, StatusError> {
     })
 }
 
-fn label_error(why: &str) -> String {
-    const HEAD: &str = "unable to parse requirement: ";
-    let why =
-        why.strip_prefix("key: ").map_or_else(|| why.to_owned(), |rest| format!("<nil>: {rest}"));
-    if why.starts_with(HEAD) { why } else { format!("{HEAD}{why}") }
-}
-
 fn number(text: Option<&str>) -> Result<Option<i64>, StatusError> {
     let Some(text) = text else { return Ok(None) };
     text.parse().map(Some).map_err(|_| {
-        StatusError::bad_request(format!("strconv.ParseInt: parsing {text:?}: invalid syntax"))
+        let digits = text.strip_prefix(['-', '+']).unwrap_or(text);
+        let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+        let why = if is_number { "value out of range" } else { "invalid syntax" };
+        StatusError::bad_request(format!("strconv.ParseInt: parsing {text:?}: {why}"))
     })
 }
 
@@ -132,12 +128,16 @@ fn check(options: &ListOptions, purpose: For) -> Result<(), StatusError> {
                 if text != "NotOlderThan" {
                     errors.not_supported(&path, text, &["NotOlderThan"]);
                 }
-                if has_continue {
-                    errors.forbidden(
-                        &path,
-                        "resourceVersionMatch is forbidden when continue is provided",
-                    );
-                }
+            }
+            // A watch of any state is one with initial events, to upstream: it has a match.
+            let of_any = matches!(options.resource_version.as_deref(), None | Some("0"))
+                && options.send_initial_events.is_none()
+                && features::enabled(Feature::WatchList);
+            if has_continue && (version_match.is_some() || of_any) {
+                errors.forbidden(
+                    &path,
+                    "resourceVersionMatch is forbidden when continue is provided",
+                );
             }
         }
     }
@@ -198,6 +198,19 @@ mod tests {
     fn options_are_refused_in_upstreams_words() {
         use For::{List, Watch};
         for (query, purpose, code, message) in [
+            ("limit=", List, 400, r#"strconv.ParseInt: parsing "": invalid syntax"#),
+            (
+                "limit=99999999999999999999",
+                List,
+                400,
+                r#"strconv.ParseInt: parsing "99999999999999999999": value out of range"#,
+            ),
+            (
+                "continue=x",
+                Watch,
+                422,
+                r#"ListOptions.meta.k8s.io "" is invalid: resourceVersionMatch: Forbidden: resourceVersionMatch is forbidden when continue is provided"#,
+            ),
             ("limit=abc", List, 400, r#"strconv.ParseInt: parsing "abc": invalid syntax"#),
             (
                 "labelSelector=a%3D%3D%3Db",

@@ -69,9 +69,7 @@ pub(crate) async fn dispatch(
     }
     let table = shared.registry.resources();
     let Some(row) = table.get(&info.group, &info.version, &info.resource).cloned() else {
-        let is_served = table
-            .iter()
-            .any(|row| row.group == info.group && row.version == info.version && !row.custom);
+        let is_served = table.iter().any(|row| row.group == info.group && !row.custom);
         return if is_served { Err(no_route()) } else { Ok(codec::page_not_found()) };
     };
     let handler = route(&row, info, &parts.method)?;

@@ -7,7 +7,7 @@ use http::Response;
 use machinery::StatusError;
 use machinery::patch::PatchKind;
 use machinery::status::Reason;
-use serde::de::IgnoredAny;
+use serde_json::value::RawValue;
 
 use super::Call;
 use super::body;
@@ -72,9 +72,21 @@ pub async fn write(call: &mut Call, body: Body) -> Result<Written, StatusError> 
 }
 
 /// Upstream: `maxJSONPatchOperations`.
+/// What upstream refuses before it looks at the object. An operation that is none is found out
+/// when it is applied.
 fn check_operations(body: &[u8]) -> Result<(), StatusError> {
     const MOST: usize = 10_000;
-    let operations: Vec<IgnoredAny> = serde_json::from_slice(body).unwrap_or_default();
+    let undecodable = |why: &str| StatusError::bad_request(format!("error decoding patch: {why}"));
+    gojson::check(body).map_err(|why| undecodable(&why.to_string()))?;
+    let operations: Vec<&RawValue> = match body.trim_ascii_start().first() {
+        Some(b'[') => serde_json::from_slice(body).unwrap_or_default(),
+        Some(b'n') | None => vec![],
+        _ => return Err(undecodable(&not_go(body, "[]handlers.jsonPatchOp"))),
+    };
+    let strange = operations.iter().find(|one| !one.get().starts_with(['{', 'n']));
+    if let Some(strange) = strange {
+        return Err(undecodable(&not_go(strange.get().as_bytes(), "handlers.jsonPatchOp")));
+    }
     if operations.len() <= MOST {
         return Ok(());
     }
@@ -82,7 +94,19 @@ fn check_operations(body: &[u8]) -> Result<(), StatusError> {
         "Request entity too large: The allowed maximum operations in a JSON patch is {MOST}, got {}",
         operations.len()
     );
-    Err(StatusError::new(Reason::RequestEntityTooLarge, message))
+    Err(StatusError::new(Reason::RequestEntityTooLarge, message).without_details())
+}
+
+/// Go's words for JSON of another kind than the type that it reads.
+fn not_go(json: &[u8], wanted: &str) -> String {
+    let kind = match json.trim_ascii_start().first() {
+        Some(b'{') => "object",
+        Some(b'[') => "array",
+        Some(b'"') => "string",
+        Some(b't' | b'f') => "bool",
+        _ => "number",
+    };
+    format!("json: cannot unmarshal {kind} into Go value of type {wanted}")
 }
 
 /// The media type without its parameters.
@@ -177,8 +201,17 @@ mod tests {
                 "Request entity too large: The allowed maximum operations in a JSON patch is 10000, got 10001"
             )
         );
-        // Its decoder reports a body that is not a list.
-        assert!(check_operations(b"{").is_ok());
+        for (body, expected) in [
+            (
+                "{\"op\":\"add\"}",
+                "json: cannot unmarshal object into Go value of type []handlers.jsonPatchOp",
+            ),
+            ("[1]", "json: cannot unmarshal number into Go value of type handlers.jsonPatchOp"),
+        ] {
+            let error = check_operations(body.as_bytes()).expect_err("no patch");
+            assert_eq!(error.message, format!("error decoding patch: {expected}"));
+        }
+        assert!(check_operations(b"[{\"op\":\"none\"}]").is_ok(), "told when it is applied");
     }
 
     #[test]

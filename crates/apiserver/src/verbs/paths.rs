@@ -50,7 +50,6 @@ pub async fn serve(
     }
     match path.trim_end_matches('/') {
         "" => {
-            only_get(&parts)?;
             let paths = json!({ "paths": shared.paths() });
             Ok(codec::json(&Accept::JSON, StatusCode::OK, paths.to_string().into()))
         }
@@ -76,7 +75,10 @@ pub async fn serve(
             || path.starts_with("/api/")
             || path.starts_with("/apis/") =>
         {
-            only_get(&parts)?;
+            // Upstream's list of groups and its groups are shown whatever is asked of them.
+            if !is_group(path) {
+                only_get(&parts)?;
+            }
             let protobuf = shared.options.protobuf.map(Protobuf);
             let protobuf = protobuf.map_or(Messages::None, Messages::All);
             let speaks = Speaks { protobuf, cbor: cbor::is_served() && is_version(shared, path) };
@@ -163,6 +165,11 @@ fn accepts(headers: &HeaderMap, content_type: &str) -> bool {
             || clause.media == "*/*"
             || clause.media.strip_suffix("/*") == Some(group)
     })
+}
+
+/// The groups, or one of them.
+fn is_group(path: &str) -> bool {
+    path.strip_prefix("/apis").is_some_and(|rest| rest.matches('/').count() <= 1)
 }
 
 fn only_get(parts: &Parts) -> Result<(), StatusError> {

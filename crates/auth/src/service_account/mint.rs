@@ -17,6 +17,7 @@ use machinery::{Object, ObjectMeta, Time};
 
 use super::{Claims, Private, Reference, TokenKeys, USER_PREFIX};
 
+const GROUP: &str = "authentication.k8s.io";
 const DEFAULT_SECONDS: i64 = 3600;
 const MINIMUM_SECONDS: i64 = 600;
 const MAXIMUM_SECONDS: i64 = 1 << 32;
@@ -44,10 +45,10 @@ impl TokenRequests {
         key: &Key,
         mut request: TokenRequest,
     ) -> Result<TokenRequest, StatusError> {
+        check_names(key, &request.metadata)?;
         let account = registry.find::<ServiceAccount>(&key.namespace, &key.name).await?;
         let account =
             account.ok_or_else(|| StatusError::not_found("", "serviceaccounts", &key.name))?;
-        check_names(key, &request.metadata)?;
         check_account(key, &request.metadata, &account.metadata)?;
         let spec = request.spec.get_or_insert_default();
         let seconds = spec.expiration_seconds.unwrap_or(DEFAULT_SECONDS);
@@ -78,6 +79,7 @@ impl TokenRequests {
         let until = now + SignedDuration::from_secs(seconds);
         request.metadata.name = Some(key.name.clone());
         request.metadata.namespace = Some(key.namespace.clone());
+        request.metadata.uid = account.metadata.uid.clone();
         request.metadata.creation_timestamp = Some(Time(now));
         request.status = Some(TokenRequestStatus {
             token: Some(token),
@@ -159,12 +161,13 @@ fn check_names(key: &Key, meta: &ObjectMeta) -> Result<(), StatusError> {
         given.as_deref().is_some_and(|given| !given.is_empty() && given != path)
     };
     if differs(&meta.name, &key.name) {
-        let given = meta.name.as_deref().unwrap_or_default();
-        let why = format!(
-            "metadata.name: {given:?} does not match the service account name {:?}",
-            key.name
+        let mut errors = FieldErrors::default();
+        errors.invalid(
+            &Path::new("metadata").child("name"),
+            meta.name.as_deref().unwrap_or_default(),
+            "must match the service account name if specified",
         );
-        return Err(StatusError::bad_request(why));
+        return Err(StatusError::invalid(GROUP, "TokenRequest", &key.name, errors));
     }
     if differs(&meta.namespace, &key.namespace) {
         return Err(StatusError::bad_request(
@@ -186,7 +189,7 @@ fn check_seconds(seconds: i64) -> Result<(), StatusError> {
     if errors.is_empty() {
         return Ok(());
     }
-    Err(StatusError::invalid("authentication.k8s.io", "TokenRequest", "", errors))
+    Err(StatusError::invalid(GROUP, "TokenRequest", "", errors))
 }
 
 /// Binds the token to an object: it is invalid when the object is deleted.
@@ -199,12 +202,23 @@ async fn bind(
     let name = bound.name.as_deref().unwrap_or_default();
     let kind = bound.kind.as_deref().unwrap_or_default();
     let namespace = key.namespace.as_str();
+    let version = bound.api_version.as_deref().unwrap_or_default();
+    let is_core = !version.contains('/');
+    if !is_core || !matches!(kind, "Node" | "Pod" | "Secret") {
+        let group_version = if is_core { format!("/{version}") } else { version.to_owned() };
+        return Err(StatusError::bad_request(format!(
+            "cannot bind token to object of type {group_version}, Kind={kind}"
+        )));
+    }
+    if name.is_empty() {
+        return Err(StatusError::bad_request("Name parameter required."));
+    }
     let missing = |resource: &str| StatusError::not_found("", resource, name);
     match kind {
         "Pod" => {
             let pod =
                 registry.find::<Pod>(namespace, name).await?.ok_or_else(|| missing("pods"))?;
-            check_uid("pods", name, bound, &pod.metadata)?;
+            check_uid(kind, name, bound, &pod.metadata)?;
             let spec = pod.spec.as_ref();
             let account = spec.and_then(|spec| spec.service_account_name.as_deref());
             if account != Some(key.name.as_str()) {
@@ -224,26 +238,22 @@ async fn bind(
         "Secret" => {
             let found = registry.find::<Secret>(namespace, name).await?;
             let secret = found.ok_or_else(|| missing("secrets"))?;
-            check_uid("secrets", name, bound, &secret.metadata)?;
+            check_uid(kind, name, bound, &secret.metadata)?;
             private.secret = Some(reference(&secret.metadata));
         }
         "Node" => {
             let node = registry.find::<Node>("", name).await?.ok_or_else(|| missing("nodes"))?;
-            check_uid("nodes", name, bound, &node.metadata)?;
+            check_uid(kind, name, bound, &node.metadata)?;
             private.node = Some(reference(&node.metadata));
         }
-        other => {
-            let version = bound.api_version.as_deref().unwrap_or_default();
-            return Err(StatusError::bad_request(format!(
-                "cannot bind token to object of type {version}, Kind={other}"
-            )));
-        }
+        _ => {}
     }
     Ok(())
 }
 
+/// Upstream names the kind, not the resource.
 fn check_uid(
-    resource: &str,
+    kind: &str,
     name: &str,
     bound: &BoundObjectReference,
     meta: &ObjectMeta,
@@ -254,7 +264,7 @@ fn check_uid(
             let why = format!(
                 "the UID in the bound object reference ({wanted}) does not match the UID in record. The object might have been deleted and then recreated"
             );
-            Err(StatusError::conflict("", resource, name, why))
+            Err(StatusError::conflict("", kind, name, why))
         }
         None => Ok(()),
     }

@@ -99,8 +99,14 @@ const COPY_LIMIT: usize = 3 << 20;
 
 /// RFC 6902. A failing operation leaves nothing changed.
 pub fn json(document: &Value, patch: &[u8]) -> Result<Value, PatchError> {
-    let patch: json_patch::Patch =
+    let patch: Value =
         serde_json::from_slice(patch).map_err(|error| PatchError::Malformed(error.to_string()))?;
+    // A list of something else than operations fails where upstream applies them.
+    let patch = match patch {
+        Value::Null => json_patch::Patch::default(),
+        patch => serde_json::from_value(patch)
+            .map_err(|error: serde_json::Error| PatchError::Unfit(error.to_string()))?,
+    };
     let mut document = document.clone();
     let mut copied = 0;
     for (index, operation) in patch.0.iter().enumerate() {

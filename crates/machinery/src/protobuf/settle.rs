@@ -17,7 +17,7 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::descriptors::{Descriptors, Field, Kind, MessageId, Shape};
 use super::{MAX_DEPTH, scalar};
-use crate::quantity;
+use crate::{gotime, quantity};
 
 /// Why an object cannot be: a quantity or a time that is none, in upstream's words.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -80,19 +80,26 @@ impl Descriptors {
     }
 
     fn write_zero(&self, field: &Field, out: &mut Vec<u8>) {
-        let text: &[u8] = match (field.shape, field.kind) {
-            _ if field.pointer => b"null",
-            (Shape::List | Shape::Map, _) => b"null",
-            (_, Kind::Message(message)) => {
+        match field.shape {
+            _ if field.pointer => out.extend_from_slice(b"null"),
+            Shape::List | Shape::Map => out.extend_from_slice(b"null"),
+            _ => self.write_zero_of(field.kind, out),
+        }
+    }
+
+    /// What `null` is read as where a value of the kind must be.
+    fn write_zero_of(&self, kind: Kind, out: &mut Vec<u8>) {
+        let text: &[u8] = match kind {
+            Kind::Message(message) => {
                 out.push(b'{');
                 self.write_always(message, &[], &mut true, out);
                 b"}"
             }
-            (_, Kind::String) => b"\"\"",
-            (_, Kind::Bool) => b"false",
-            (_, Kind::Int32 | Kind::Int64 | Kind::Double | Kind::IntOrString) => b"0",
-            (_, Kind::Quantity) => b"\"0\"",
-            (_, Kind::Duration) => b"\"0s\"",
+            Kind::String => b"\"\"",
+            Kind::Bool => b"false",
+            Kind::Int32 | Kind::Int64 | Kind::Double | Kind::IntOrString => b"0",
+            Kind::Quantity => b"\"0\"",
+            Kind::Duration => b"\"0s\"",
             _ => b"null",
         };
         out.extend_from_slice(text);
@@ -310,7 +317,7 @@ impl<'a> Scan<'a> {
                     if !std::mem::take(&mut is_first) {
                         self.out.push(b',');
                     }
-                    self.one(field.kind, depth)?;
+                    self.element(field.kind, depth)?;
                     self.space();
                     if self.peek()? == b',' {
                         self.expect(b',')?;
@@ -323,7 +330,7 @@ impl<'a> Scan<'a> {
             (Shape::Map, b'{') => {
                 self.members(|scan, key, is_first| {
                     scan.key(key, is_first);
-                    scan.one(field.kind, depth)?;
+                    scan.element(field.kind, depth)?;
                     Ok(true)
                 })?;
                 self.out.push(b'}');
@@ -332,6 +339,16 @@ impl<'a> Scan<'a> {
             (Shape::List | Shape::Map, _) => self.copy(),
             _ => self.one(field.kind, depth),
         }
+    }
+
+    /// A value of a list or map: there is no room for `null` in those of Go's structs.
+    fn element(&mut self, kind: Kind, depth: usize) -> Result<(), Unsettled> {
+        if !self.json[self.at..].starts_with(b"null") {
+            return self.one(kind, depth);
+        }
+        self.skip()?;
+        self.table.write_zero_of(kind, &mut self.out);
+        Ok(())
     }
 
     fn one(&mut self, kind: Kind, depth: usize) -> Result<(), Unsettled> {
@@ -406,29 +423,17 @@ fn canonical_quantity(raw: &[u8]) -> Result<Vec<u8>, Unsettled> {
 
 /// The beginning of the year 1: no time at all, to Go.
 const ZERO_TIME: i64 = -62_135_596_800;
-const MICRO_LAYOUT: &str = "2006-01-02T15:04:05.000000Z07:00";
 
 fn canonical_time(raw: &[u8], micro: bool) -> Result<Vec<u8>, Unsettled> {
     let text = std::str::from_utf8(raw).map_err(|_| Unsettled::Malformed)?;
     let Some(text) = text.strip_prefix('"').and_then(|text| text.strip_suffix('"')) else {
         return Ok(raw.to_vec());
     };
-    if micro && let Some(rest) = text.get("2006-01-02T15:04:05".len()..) {
-        // Go's layout wants exactly six digits.
-        let digits = rest.strip_prefix('.').map_or("", |rest| rest);
-        let length = digits.bytes().take_while(u8::is_ascii_digit).count();
-        if length != 6 && text.is_ascii() {
-            let (found, wanted) = match length {
-                0..6 => (rest, ".000000"),
-                _ => (&rest[7..], "Z07:00"),
-            };
-            return Err(Unsettled::Value(format!(
-                "parsing time {text:?} as {MICRO_LAYOUT:?}: cannot parse {found:?} as {wanted:?}"
-            )));
-        }
+    if let Some(why) = gotime::misfit(text, micro) {
+        return Err(Unsettled::Value(why));
     }
     // What cannot be read is refused by whoever reads it next.
-    let Ok(time) = text.parse::<Timestamp>() else { return Ok(raw.to_vec()) };
+    let Ok(time) = gotime::plain(text).parse::<Timestamp>() else { return Ok(raw.to_vec()) };
     if time.as_second() == ZERO_TIME {
         return Ok(b"null".to_vec());
     }
@@ -455,6 +460,10 @@ mod tests {
             (
                 r#" { "name" : "x" , "on": false, "list": [ {"a":""} ], "inner": {"must":3}, "size": 1000 } "#,
                 r#"{"name":"x","list":[{"must":0}],"inner":{"must":3},"size":"1k"}"#,
+            ),
+            (
+                r#"{"name":"x","size":"1","list":[null],"inner":{"must":1},"tags":{"a":null},"limits":{"cpu":null}}"#,
+                r#"{"name":"x","size":"1","list":[{"must":0}],"inner":{"must":1},"tags":{"a":""},"limits":{"cpu":"0"}}"#,
             ),
             (
                 r#"{"name":"x","size":"1000m","list":[],"inner":{"must":1},"maybe":{},"tags":{},"extra":{},"count":0,"zz":[1,{"b":""}]}"#,

@@ -131,7 +131,10 @@ static RULES: &[Rules] = &[
         .update(core::endpoints_update)
         .create_on_update()
         .deprecated("v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice"),
-    kind("", "Event", core::event).metadata(MetadataRules::Last).create_on_update(),
+    kind("", "Event", core::event)
+        .named(any_name)
+        .metadata(MetadataRules::Last)
+        .create_on_update(),
     kind("events.k8s.io", "Event", core::new_event)
         .metadata(MetadataRules::Last)
         .create_on_update(),
@@ -198,6 +201,7 @@ static RULES: &[Rules] = &[
     kind("batch", "CronJob", batch::cron_job).update(batch::cron_job_update),
     kind("batch", "Job", batch::job).update(batch::job_update),
     kind("certificates.k8s.io", "CertificateSigningRequest", certificates::request)
+        .named(any_name)
         .update(certificates::request_update)
         .parts(&[("approval", certificates::approval), ("status", certificates::status)]),
     kind("coordination.k8s.io", "Lease", policy::lease)
@@ -293,6 +297,11 @@ static RULES: &[Rules] = &[
     kind(STORAGE, "VolumeAttributesClass", storage::attributes_class)
         .update(storage::attributes_class_update),
 ];
+
+/// Upstream looks at the names of some kinds no closer than at those of paths.
+fn any_name(_: &str) -> Vec<String> {
+    vec![]
+}
 
 static NO_RULES: Rules = kind("", "", core::nothing);
 

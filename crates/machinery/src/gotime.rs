@@ -1,7 +1,9 @@
 //! Errors for an invalid time, in Go's words: `parsing time "x" as "2006-01-02T15:04:05Z07:00": cannot
 //! parse "x" as "2006"`. Upstream: `time.Parse` with the layouts of `metav1.Time` and `MicroTime`.
 
-/// An element of a layout, and the rest of a text after that element.
+use k8s_openapi::jiff::Timestamp;
+
+/// An element of a layout, and how a text goes on behind one that fits.
 type Element = (&'static str, fn(&str) -> Option<&str>);
 
 const SECONDS: &[Element] = &[
@@ -11,14 +13,15 @@ const SECONDS: &[Element] = &[
     ("-", |text| text.strip_prefix('-')),
     ("02", |text| digits(text, 2)),
     ("T", |text| text.strip_prefix('T')),
-    ("15", |text| digits(text, 2)),
+    // One digit is enough.
+    ("15", |text| digits(text, 2).or_else(|| digits(text, 1))),
     (":", |text| text.strip_prefix(':')),
     ("04", |text| digits(text, 2)),
     (":", |text| text.strip_prefix(':')),
     ("05", |text| digits(text, 2)),
 ];
-const MICROS: Element = (".000000", |text| digits(text.strip_prefix('.')?, 6));
-/// After the seconds there may be a fraction that is not in the layout.
+const MICROS: Element = (".000000", |text| digits(text.strip_prefix(['.', ','])?, 6));
+/// Behind seconds there may be a fraction that the layout does not name.
 const FRACTION: Element = ("", |text| {
     let rest = text.strip_prefix(['.', ',']).filter(|rest| rest.starts_with(is_digit));
     Some(rest.map_or(text, |rest| rest.trim_start_matches(is_digit)))
@@ -31,16 +34,25 @@ const ZONE: Element = ("Z07:00", |text| {
     digits(digits(rest, 2)?.strip_prefix(':')?, 2)
 });
 
-/// Positions of numbers, their minimum and maximum, and their names.
-const RANGES: &[(usize, u32, u32, &str)] = &[
-    (5, 1, 12, "month"),
-    (8, 1, 31, "day"),
-    (11, 0, 23, "hour"),
-    (14, 0, 59, "minute"),
-    (17, 0, 59, "second"),
-];
+/// The numbers behind the year: their least and greatest values, and their names.
+const RANGES: &[(u32, u32, &str)] =
+    &[(1, 12, "month"), (1, 31, "day"), (0, 23, "hour"), (0, 59, "minute"), (0, 59, "second")];
+/// Digits of a fraction that count.
+const NANOS: usize = 9;
 
-/// `None` for a valid time.
+/// A time that fits, as others read it: two digits of an hour, a point, and no more than nine digits
+/// behind it.
+pub fn plain(text: &str) -> String {
+    let hour = if text.get(12..13) == Some(":") { "0" } else { "" };
+    let (date, rest) = text.split_at_checked(11).unwrap_or((text, ""));
+    let whole = format!("{date}{hour}{rest}");
+    let Some((seconds, behind)) = whole.split_at_checked(19) else { return whole };
+    let Some(behind) = behind.strip_prefix(['.', ',']) else { return whole };
+    let end = behind.find(|c| !is_digit(c)).unwrap_or(behind.len());
+    format!("{seconds}.{}{}", &behind[..end.min(NANOS)], &behind[end..])
+}
+
+/// Nothing for a time.
 pub fn misfit(text: &str, has_micros: bool) -> Option<String> {
     let layout =
         if has_micros { "2006-01-02T15:04:05.000000Z07:00" } else { "2006-01-02T15:04:05Z07:00" };
@@ -56,8 +68,9 @@ pub fn misfit(text: &str, has_micros: bool) -> Option<String> {
             }
         };
     }
-    for (at, least, most, name) in RANGES {
-        let number: u32 = text[*at..*at + 2].parse().ok()?;
+    let numbers = text[4..].split(|c| !is_digit(c)).filter(|number| !number.is_empty());
+    for (number, (least, most, name)) in numbers.zip(RANGES) {
+        let number: u32 = number.parse().ok()?;
         if !(*least..=*most).contains(&number) {
             return Some(format!("parsing time {text:?}: {name} out of range"));
         }
@@ -65,8 +78,8 @@ pub fn misfit(text: &str, has_micros: bool) -> Option<String> {
     if !rest.is_empty() {
         return Some(format!("parsing time {text:?}: extra text: {rest:?}"));
     }
-    // The form is right: only a day that the month does not have is left.
-    (text.parse::<jiff::Timestamp>().is_err())
+    // The form is right: days that a month does not have are left.
+    (plain(text).parse::<Timestamp>().is_err())
         .then(|| format!("parsing time {text:?}: day out of range"))
 }
 
@@ -84,10 +97,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn invalid_times_have_gos_errors() {
+    fn misfits_are_told_as_go_tells_them() {
         let check = |text: &str, has_micros, expected: Option<&str>| {
             assert_eq!(misfit(text, has_micros).as_deref(), expected, "{text}");
         };
+        check("2026-01-02T3:04:05Z", false, None);
+        check("2026-01-02T03:04:05,000001Z", true, None);
+        check("2026-01-02T03:04:05.123456789123Z", false, None);
+        check(
+            "2026-01-02T03:04:60Z",
+            false,
+            Some("parsing time \"2026-01-02T03:04:60Z\": second out of range"),
+        );
+        assert_eq!(plain("2026-01-02T3:04:05,1234567891Z"), "2026-01-02T03:04:05.123456789Z");
+        assert_eq!(plain("2026-01-02T03:04:05Z"), "2026-01-02T03:04:05Z");
         check("2026-01-02T03:04:05Z", false, None);
         check("2026-01-02T03:04:05.7+02:00", false, None);
         check("2026-01-02T03:04:05.000000Z", true, None);
