@@ -318,8 +318,9 @@ fn endpoints_of(
     let mut groups: BTreeMap<Group, Vec<Endpoint>> = BTreeMap::new();
     for family in families(service) {
         for pod in pods {
-            let in_family = |ip: &&Box<str>| ip.contains(':') == (family == "IPv6");
-            let Some(ip) = pod.ips.iter().find(in_family) else { continue };
+            let mut ips = pod.ips.iter().map(|ip| &**ip);
+            let in_family = |ip: &&str| ip.contains(':') == (family == "IPv6");
+            let Some(ip) = ips.find(in_family) else { continue };
             let group = (family.clone(), ports_of(service, pod));
             let endpoint = endpoint(service, pod, ip.to_string(), &zone_of);
             groups.entry(group).or_default().push(endpoint);

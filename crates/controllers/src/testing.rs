@@ -59,7 +59,7 @@ struct Collections {
     revision: u64,
     /// By path, then by name.
     objects: BTreeMap<String, BTreeMap<String, Value>>,
-    watches: Vec<(String, mpsc::UnboundedSender<Bytes>)>,
+    watches: Vec<(String, mpsc::Sender<Bytes>)>,
 }
 
 impl Live {
@@ -81,7 +81,7 @@ impl Live {
         let line = json!({"type": "MODIFIED", "object": object});
         all.objects.entry(path.to_owned()).or_default().insert(name, object);
         let line = Bytes::from(format!("{line}\n"));
-        all.watches.retain(|(of, watch)| of != path || watch.send(line.clone()).is_ok());
+        all.watches.retain(|(of, watch)| of != path || watch.try_send(line.clone()).is_ok());
     }
 
     async fn answer<B>(&self, request: Request<B>) -> Response<UnsyncBoxBody<Bytes, Infallible>>
@@ -100,7 +100,7 @@ impl Live {
             return not_found();
         }
         if is_watch {
-            let (sender, receiver) = mpsc::unbounded_channel();
+            let (sender, receiver) = mpsc::channel(1024);
             all.watches.push((path, sender));
             let frames = stream::unfold(receiver, async |mut receiver| {
                 let line = receiver.recv().await?;

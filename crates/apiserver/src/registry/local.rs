@@ -91,10 +91,12 @@ impl Follower {
         if self.is_over {
             return None;
         }
-        let next = self.cursor.next_newest();
+        let cursor = &mut self.cursor;
         let next = match self.deadline {
-            Some(deadline) => tokio::time::timeout_at(deadline, next).await.ok(),
-            None => Some(next.await),
+            // Also where there is always something to tell: rights are asked for again.
+            Some(deadline) if deadline <= Instant::now() => None,
+            Some(deadline) => tokio::time::timeout_at(deadline, cursor.next_newest()).await.ok(),
+            None => Some(cursor.next_newest().await),
         };
         let mut changes: Vec<Change> = match next {
             Some(Ok(events)) => self.translate_all(&events),

@@ -61,7 +61,7 @@ struct Server(Arc<Mutex<State>>);
 #[derive(Default)]
 struct State {
     objects: BTreeMap<String, Arc<Kept>>,
-    watches: Vec<mpsc::UnboundedSender<Vec<local::Change>>>,
+    watches: Vec<mpsc::Sender<Vec<local::Change>>>,
     lists: usize,
 }
 
@@ -79,7 +79,7 @@ impl Server {
         assert!(request.extensions().get::<Wanted>().is_some(), "{}", request.uri());
         let mut state = self.0.lock().unwrap();
         let objects = if request.uri().query().unwrap_or_default().contains("watch=true") {
-            let (sender, receiver) = mpsc::unbounded_channel();
+            let (sender, receiver) = mpsc::channel(1024);
             state.watches.push(sender);
             Objects::Changes(Box::pin(stream::unfold(receiver, async |mut receiver| {
                 Some((receiver.recv().await?, receiver))
@@ -96,7 +96,7 @@ impl Server {
 
     fn tell(&self, changes: impl Fn() -> Vec<local::Change>) {
         let mut state = self.0.lock().unwrap();
-        state.watches.retain(|watch| watch.send(changes()).is_ok());
+        state.watches.retain(|watch| watch.try_send(changes()).is_ok());
     }
 }
 

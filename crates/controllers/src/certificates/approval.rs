@@ -160,7 +160,7 @@ impl Approver {
         let source = csr.spec.extra.as_ref().and_then(|extra| extra.get(SOURCE_ADDRESS));
         let source: Option<IpAddr> = source.and_then(|all| all.first()?.parse().ok());
         let ranges = self.ranges.objects(None);
-        let ranges = ranges.iter().flat_map(|range| networks(range)).collect();
+        let ranges = ranges.iter().flat_map(networks).collect();
         let servers = self.slices.lister().get("default", "kubernetes");
         let servers = servers.iter().flat_map(endpoints).collect();
         let nodes = self.nodes.lister();

@@ -148,6 +148,8 @@ fn start(context: Context) {
 }
 
 type Scopes = [ScopedResourceSelectorRequirement];
+/// What an object uses.
+type Part = (Subject, Amounts);
 
 fn part_of_pod(pod: &Pod, scopes: &Scopes, now: Timestamp) -> Amounts {
     match scopes.iter().all(|scope| quota::pod_is_in_scope(pod, scope)) {
@@ -334,11 +336,7 @@ impl Controller {
     }
 
     /// The parts of all objects of a namespace, and when pods that go stop to count.
-    fn read(
-        &self,
-        namespace: &str,
-        scopes: &Scopes,
-    ) -> (Vec<(Subject, Amounts)>, Vec<(i64, ObjectKey)>) {
+    fn read(&self, namespace: &str, scopes: &Scopes) -> (Vec<Part>, Vec<(i64, ObjectKey)>) {
         let (here, all) = (Some(namespace), Selector::everything());
         let now = base::clock::now();
         let (mut parts, mut ends) = (vec![], vec![]);

@@ -119,11 +119,13 @@ fn free_of(class: &str) -> String {
     format!("/{class}")
 }
 
+type ByClass = BTreeMap<String, BTreeSet<ObjectKey>>;
+
 /// Claims that have no volume, by the class that they wait for; empty for those that name none.
 #[derive(Default)]
 struct Pending(
     /// Guards both sides; held for a change or a look-up.
-    Mutex<(BTreeMap<String, BTreeSet<ObjectKey>>, BTreeMap<ObjectKey, String>)>,
+    Mutex<(ByClass, BTreeMap<ObjectKey, String>)>,
 );
 
 impl Pending {
