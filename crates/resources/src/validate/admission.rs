@@ -14,11 +14,11 @@ const FAILURE: &[&str] = &["Fail", "Ignore"];
 const MATCH: &[&str] = &["Equivalent", "Exact"];
 const REINVOCATION: &[&str] = &["IfNeeded", "Never"];
 
-pub(super) fn validating_webhooks(at: &At<'_>) {
+pub(crate) fn validating_webhooks(at: &At<'_>) {
     webhooks(at, false);
 }
 
-pub(super) fn mutating_webhooks(at: &At<'_>) {
+pub(crate) fn mutating_webhooks(at: &At<'_>) {
     webhooks(at, true);
 }
 
@@ -396,7 +396,7 @@ fn is_cel_identifier(text: &str) -> bool {
     names::c_identifier(text).is_empty() && !RESERVED.contains(&text)
 }
 
-pub(super) fn validating_policy(at: &At<'_>) {
+pub(crate) fn validating_policy(at: &At<'_>) {
     let spec = at.get("spec");
     let composed = policy_head(&spec, false);
     let (rules, notes) = (spec.get("validations"), spec.get("auditAnnotations"));
@@ -457,7 +457,7 @@ fn validation(at: &At<'_>, composed: &Composed) {
     at.get("reason").any_of(&["Forbidden", "Invalid", "RequestEntityTooLarge"]);
 }
 
-pub(super) fn policy_status(at: &At<'_>, _old: &At<'_>) {
+pub(crate) fn policy_status(at: &At<'_>, _old: &At<'_>) {
     let status = at.get("status");
     for warning in status.get("typeChecking.expressionWarnings").items() {
         warning.get("warning").need();
@@ -469,7 +469,7 @@ pub(super) fn policy_status(at: &At<'_>, _old: &At<'_>) {
     conditions(&status.get("conditions"));
 }
 
-pub(super) fn mutating_policy(at: &At<'_>) {
+pub(crate) fn mutating_policy(at: &At<'_>) {
     let spec = at.get("spec");
     let composed = policy_head(&spec, true);
     let mutations = spec.get("mutations");
@@ -564,7 +564,7 @@ fn param_ref(at: &At<'_>) {
     }
 }
 
-pub(super) fn validating_binding(at: &At<'_>) {
+pub(crate) fn validating_binding(at: &At<'_>) {
     binding(at);
     let actions = at.get("spec.validationActions");
     let mut seen = HashSet::new();
@@ -582,7 +582,7 @@ pub(super) fn validating_binding(at: &At<'_>) {
     }
 }
 
-pub(super) fn mutating_binding(at: &At<'_>) {
+pub(crate) fn mutating_binding(at: &At<'_>) {
     binding(at);
     mutable_operations(&at.get("spec.matchResources"));
 }

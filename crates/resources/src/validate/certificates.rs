@@ -41,7 +41,7 @@ const USAGES: &[&str] = &[
     "timestamping",
 ];
 
-pub(super) fn request(at: &At<'_>) {
+pub(crate) fn request(at: &At<'_>) {
     let spec = at.get("spec");
     signed_request(&spec.get("request"));
     let usages = spec.get("usages");
@@ -56,10 +56,10 @@ pub(super) fn request(at: &At<'_>) {
 }
 
 /// The spec cannot change, nor can the status here.
-pub(super) fn request_update(_at: &At<'_>, _old: &At<'_>) {}
+pub(crate) fn request_update(_at: &At<'_>, _old: &At<'_>) {}
 
 /// Verdicts, once given, stay; so does the certificate.
-pub(super) fn approval(at: &At<'_>, old: &At<'_>) {
+pub(crate) fn approval(at: &At<'_>, old: &At<'_>) {
     conditions(&at.get("status.conditions"));
     kept(at, old);
     let (new, had) = (at.get("status.certificate"), old.get("status.certificate"));
@@ -68,7 +68,7 @@ pub(super) fn approval(at: &At<'_>, old: &At<'_>) {
     }
 }
 
-pub(super) fn status(at: &At<'_>, old: &At<'_>) {
+pub(crate) fn status(at: &At<'_>, old: &At<'_>) {
     conditions(&at.get("status.conditions"));
     kept(at, old);
     for verdict in ["Approved", "Denied"] {
@@ -167,7 +167,7 @@ fn signed_request(at: &At<'_>) {
 }
 
 /// `domain/path`
-pub(super) fn signer_name(at: &At<'_>) {
+pub(crate) fn signer_name(at: &At<'_>) {
     if !at.need() {
         return;
     }

@@ -38,7 +38,7 @@ fn list<'a>(
     }
 }
 
-pub(super) fn label(at: &At<'_>) {
+pub(crate) fn label(at: &At<'_>) {
     at.name(names::dns1123_label);
 }
 
@@ -79,7 +79,7 @@ fn raw(at: &At<'_>, most: usize) {
     }
 }
 
-pub(super) fn class(at: &At<'_>) {
+pub(crate) fn class(at: &At<'_>) {
     let spec = at.get("spec");
     selectors(&spec.get("selectors"));
     list(&spec.get("config"), MOST, configuration, None);
@@ -96,15 +96,15 @@ fn is_extended_resource(name: &str) -> bool {
         && names::qualified_name(&format!("requests.{name}")).is_empty()
 }
 
-pub(super) fn claim(at: &At<'_>) {
+pub(crate) fn claim(at: &At<'_>) {
     device_claim(&at.get("spec.devices"));
 }
 
-pub(super) fn claim_update(at: &At<'_>, old: &At<'_>) {
+pub(crate) fn claim_update(at: &At<'_>, old: &At<'_>) {
     at.get("spec").unchanged(&old.get("spec"));
 }
 
-pub(super) fn claim_template(at: &At<'_>) {
+pub(crate) fn claim_template(at: &At<'_>) {
     let metadata = at.get("spec.metadata");
     metadata.get("labels").labels();
     metadata.get("annotations").annotations();
@@ -249,7 +249,7 @@ fn identifier(at: &At<'_>, name: &str) {
     names::c_identifier(name).iter().for_each(|why| at.invalid_as(name, why));
 }
 
-pub(super) fn claim_status(at: &At<'_>, old: &At<'_>) {
+pub(crate) fn claim_status(at: &At<'_>, old: &At<'_>) {
     const USERS: usize = 256;
     let (status, before) = (at.get("status"), old.get("status"));
     let known = request_names(&at.get("spec.devices"));
@@ -324,7 +324,7 @@ fn device_status(at: &At<'_>, allocation: &At<'_>) {
     }
 }
 
-pub(super) fn pool_name(at: &At<'_>) {
+pub(crate) fn pool_name(at: &At<'_>) {
     const LONGEST: usize = 253;
     if !at.need() {
         return;
@@ -358,7 +358,7 @@ fn binding_conditions(at: &At<'_>) {
     }
 }
 
-pub(super) fn slice(at: &At<'_>) {
+pub(crate) fn slice(at: &At<'_>) {
     const COUNTERS: usize = 8;
     let spec = at.get("spec");
     csi_driver_name(&spec.get("driver"));
@@ -391,7 +391,7 @@ pub(super) fn slice(at: &At<'_>) {
     list(&shared, COUNTERS, set, Some(|one| one.get("name").str()));
 }
 
-pub(super) fn slice_update(at: &At<'_>, old: &At<'_>) {
+pub(crate) fn slice_update(at: &At<'_>, old: &At<'_>) {
     for field in ["spec.pool.name", "spec.driver", "spec.nodeName"] {
         at.get(field).unchanged(&old.get(field));
     }
@@ -557,7 +557,7 @@ fn attribute(at: &At<'_>) {
 }
 
 /// `1.2.3-rc.1+build`
-pub(super) fn is_version(text: &str) -> bool {
+pub(crate) fn is_version(text: &str) -> bool {
     let (text, build) = text.split_once('+').map_or((text, None), |(text, b)| (text, Some(b)));
     let (core, pre) = text.split_once('-').map_or((text, None), |(core, pre)| (core, Some(pre)));
     let is_number = |part: &str| {
@@ -577,7 +577,7 @@ pub(super) fn is_version(text: &str) -> bool {
         && build.is_none_or(|build| build.split('.').all(is_word))
 }
 
-pub(super) fn taint(at: &At<'_>) {
+pub(crate) fn taint(at: &At<'_>) {
     at.get("key").need_name(names::qualified_name);
     let value = at.get("value");
     if !value.is_empty() {

@@ -37,7 +37,7 @@ fn mandatory_schema(name: &str) -> Option<Value> {
     }
 }
 
-pub(super) fn schema(at: &At<'_>) {
+pub(crate) fn schema(at: &At<'_>) {
     let (spec, name) = (at.get("spec"), at.get("metadata.name").str());
     let precedence = spec.get("matchingPrecedence");
     if precedence.int() <= 0 {
@@ -183,7 +183,7 @@ fn schema_subject(at: &At<'_>) {
     }
 }
 
-pub(super) fn level(at: &At<'_>) {
+pub(crate) fn level(at: &At<'_>) {
     let (spec, name) = (at.get("spec"), at.get("metadata.name").str());
     let kind = spec.get("type");
     if (name == "exempt") != kind.is("Exempt") {

@@ -5,7 +5,7 @@ use machinery::names;
 use super::at::At;
 use super::policy::conditions;
 
-pub(super) fn migration(at: &At<'_>) {
+pub(crate) fn migration(at: &At<'_>) {
     let resource = at.get("spec.resource");
     let plural = resource.get("resource");
     match plural.is_empty() {
@@ -15,12 +15,12 @@ pub(super) fn migration(at: &At<'_>) {
     resource.get("group").any_name(names::dns1123_subdomain);
 }
 
-pub(super) fn update(at: &At<'_>, old: &At<'_>) {
+pub(crate) fn update(at: &At<'_>, old: &At<'_>) {
     migration(at);
     at.get("spec").unchanged(&old.get("spec"));
 }
 
-pub(super) fn status(at: &At<'_>, old: &At<'_>) {
+pub(crate) fn status(at: &At<'_>, old: &At<'_>) {
     let (new, before) = (at.get("status"), old.get("status"));
     let version = new.get("resourceVersion");
     let is_number = |text: &str| {

@@ -10,11 +10,11 @@ use serde_json::Value;
 use super::at::At;
 use super::{batch, ip};
 
-pub(super) fn network_policy(at: &At<'_>) {
+pub(crate) fn network_policy(at: &At<'_>) {
     policy(at, &HashSet::new());
 }
 
-pub(super) fn network_policy_update(at: &At<'_>, old: &At<'_>) {
+pub(crate) fn network_policy_update(at: &At<'_>, old: &At<'_>) {
     let peers = [("ingress", "from"), ("egress", "to")].into_iter().flat_map(|(list, peers)| {
         old.get("spec").get(list).items().flat_map(move |rule| rule.get(peers).items())
     });
@@ -107,7 +107,7 @@ fn ip_block(at: &At<'_>, before: &HashSet<&str>) {
     }
 }
 
-pub(super) fn ingress(at: &At<'_>) {
+pub(crate) fn ingress(at: &At<'_>) {
     ingress_rules(at);
     let note = at.get("metadata.annotations").key("kubernetes.io/ingress.class");
     let class = at.get("spec.ingressClassName");
@@ -118,7 +118,7 @@ pub(super) fn ingress(at: &At<'_>) {
     }
 }
 
-pub(super) fn ingress_update(at: &At<'_>, _old: &At<'_>) {
+pub(crate) fn ingress_update(at: &At<'_>, _old: &At<'_>) {
     ingress_rules(at);
 }
 
@@ -217,7 +217,7 @@ fn typed_reference(at: &At<'_>) {
     at.get("name").need_name(names::path_segment);
 }
 
-pub(super) fn ingress_class(at: &At<'_>) {
+pub(crate) fn ingress_class(at: &At<'_>) {
     let spec = at.get("spec");
     let controller = spec.get("controller");
     if controller.len() > 250 {
@@ -244,12 +244,12 @@ pub(super) fn ingress_class(at: &At<'_>) {
     }
 }
 
-pub(super) fn ingress_class_update(at: &At<'_>, old: &At<'_>) {
+pub(crate) fn ingress_class_update(at: &At<'_>, old: &At<'_>) {
     at.get("spec.controller").unchanged(&old.get("spec.controller"));
     ingress_class(at);
 }
 
-pub(super) fn ip_address(at: &At<'_>) {
+pub(crate) fn ip_address(at: &At<'_>) {
     let parent = at.get("spec.parentRef");
     if ["group", "resource", "name", "namespace"].iter().all(|field| parent.get(field).is_empty()) {
         return parent.required("");
@@ -260,7 +260,7 @@ pub(super) fn ip_address(at: &At<'_>) {
     parent.get("namespace").any_name(names::path_segment);
 }
 
-pub(super) fn ip_address_update(at: &At<'_>, old: &At<'_>) {
+pub(crate) fn ip_address_update(at: &At<'_>, old: &At<'_>) {
     at.get("spec.parentRef").unchanged(&old.get("spec.parentRef"));
 }
 
@@ -273,7 +273,7 @@ pub(crate) fn ip_address_name(name: &str) -> Vec<String> {
     details.map(|text| text.strip_prefix(&prefix).unwrap_or(&text).to_owned()).collect()
 }
 
-pub(super) fn service_cidr(at: &At<'_>) {
+pub(crate) fn service_cidr(at: &At<'_>) {
     let list = at.get("spec.cidrs");
     if list.is_empty() {
         return list.required("at least one CIDR required");
@@ -293,7 +293,7 @@ pub(super) fn service_cidr(at: &At<'_>) {
     }
 }
 
-pub(super) fn service_cidr_update(at: &At<'_>, old: &At<'_>) {
+pub(crate) fn service_cidr_update(at: &At<'_>, old: &At<'_>) {
     let (list, before) = (at.get("spec.cidrs"), old.get("spec.cidrs").strings());
     match (before.len(), list.len()) {
         (1, 2) => {
@@ -313,7 +313,7 @@ pub(super) fn service_cidr_update(at: &At<'_>, old: &At<'_>) {
     }
 }
 
-pub(super) fn endpoint_slice(at: &At<'_>) {
+pub(crate) fn endpoint_slice(at: &At<'_>) {
     let kind = at.get("addressType");
     if kind.need() {
         kind.one_of(&["FQDN", "IPv4", "IPv6"]);
@@ -426,7 +426,7 @@ fn slice_ports(list: &At<'_>) {
     }
 }
 
-pub(super) fn endpoint_slice_update(at: &At<'_>, old: &At<'_>) {
+pub(crate) fn endpoint_slice_update(at: &At<'_>, old: &At<'_>) {
     endpoint_slice(at);
     at.get("addressType").unchanged(&old.get("addressType"));
 }

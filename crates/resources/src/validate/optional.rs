@@ -13,7 +13,7 @@ use super::devices::{is_version, label, pool_name, taint};
 use super::policy::conditions;
 use super::volumes::csi_driver_name;
 
-pub(super) fn lease_candidate(at: &At<'_>) {
+pub(crate) fn lease_candidate(at: &At<'_>) {
     const OLDEST: &str = "OldestEmulationVersion";
     const NO_VERSION: &str = "must be a valid semantic version";
     let spec = at.get("spec");
@@ -44,7 +44,7 @@ pub(super) fn lease_candidate(at: &At<'_>) {
     }
 }
 
-pub(super) fn lease_candidate_update(at: &At<'_>, old: &At<'_>) {
+pub(crate) fn lease_candidate_update(at: &At<'_>, old: &At<'_>) {
     lease_candidate(at);
     at.get("spec.leaseName").unchanged(&old.get("spec.leaseName"));
 }
@@ -77,7 +77,7 @@ fn compare(one: &str, other: &str) -> Ordering {
 }
 
 /// `GROUP.RESOURCE`
-pub(super) fn storage_version_name(name: &str) -> Vec<String> {
+pub(crate) fn storage_version_name(name: &str) -> Vec<String> {
     let Some((group, resource)) = name.rsplit_once('.') else {
         return vec!["name must be in the form of <group>.<resource>".into()];
     };
@@ -89,7 +89,7 @@ pub(super) fn storage_version_name(name: &str) -> Vec<String> {
     wrong
 }
 
-pub(super) fn storage_version(at: &At<'_>) {
+pub(crate) fn storage_version(at: &At<'_>) {
     let status = at.get("status");
     let servers = status.get("storageVersions");
     servers.unique(|one| one.get("apiServerID").str().to_owned(), |one| one.get("apiServerID"));
@@ -126,7 +126,7 @@ pub(super) fn storage_version(at: &At<'_>) {
     }
 }
 
-pub(super) fn storage_version_status(at: &At<'_>, _old: &At<'_>) {
+pub(crate) fn storage_version_status(at: &At<'_>, _old: &At<'_>) {
     storage_version(at);
 }
 
@@ -176,7 +176,7 @@ fn api_version(text: &str) -> Vec<String> {
     }
 }
 
-pub(super) fn device_taint_rule(at: &At<'_>) {
+pub(crate) fn device_taint_rule(at: &At<'_>) {
     let spec = at.get("spec");
     let [driver, pool, device] =
         ["driver", "pool", "device"].map(|field| spec.get("deviceSelector").get(field));
@@ -192,7 +192,7 @@ pub(super) fn device_taint_rule(at: &At<'_>) {
     taint(&spec.get("taint"));
 }
 
-pub(super) fn device_taint_status(at: &At<'_>, _old: &At<'_>) {
+pub(crate) fn device_taint_status(at: &At<'_>, _old: &At<'_>) {
     const CONDITIONS: usize = 8;
     let list = at.get("status.conditions");
     conditions(&list);
@@ -201,7 +201,7 @@ pub(super) fn device_taint_status(at: &At<'_>, _old: &At<'_>) {
     }
 }
 
-pub(super) fn pool_request(at: &At<'_>) {
+pub(crate) fn pool_request(at: &At<'_>) {
     const MOST: i64 = 1000;
     let spec = at.get("spec");
     let [driver, pool, limit] = ["driver", "poolName", "limit"].map(|field| spec.get(field));
@@ -219,12 +219,12 @@ fn at_most(at: &At<'_>, most: i64) {
     }
 }
 
-pub(super) fn pool_request_update(at: &At<'_>, old: &At<'_>) {
+pub(crate) fn pool_request_update(at: &At<'_>, old: &At<'_>) {
     immutable(&at.get("spec"), &old.get("spec"));
 }
 
 /// An answer is given once.
-pub(super) fn pool_request_status(at: &At<'_>, old: &At<'_>) {
+pub(crate) fn pool_request_status(at: &At<'_>, old: &At<'_>) {
     const POOLS: usize = 1000;
     const CONDITIONS: usize = 10;
     const FIGURES: &[&str] = &[
@@ -264,7 +264,7 @@ fn immutable(at: &At<'_>, old: &At<'_>) {
     }
 }
 
-pub(super) fn workload(at: &At<'_>) {
+pub(crate) fn workload(at: &At<'_>) {
     const TEMPLATES: usize = 8;
     let spec = at.get("spec");
     let controller = spec.get("controllerRef");
@@ -286,7 +286,7 @@ pub(super) fn workload(at: &At<'_>) {
     }
 }
 
-pub(super) fn workload_update(at: &At<'_>, old: &At<'_>) {
+pub(crate) fn workload_update(at: &At<'_>, old: &At<'_>) {
     for field in ["spec.controllerRef", "spec.podGroupTemplates"] {
         immutable(&at.get(field), &old.get(field));
     }
@@ -310,7 +310,7 @@ fn scheduling_policy(at: &At<'_>) {
     }
 }
 
-pub(super) fn pod_group(at: &At<'_>) {
+pub(crate) fn pod_group(at: &At<'_>) {
     let spec = at.get("spec");
     let template = spec.get("podGroupTemplateRef");
     let workload = template.get("workload");
@@ -324,13 +324,13 @@ pub(super) fn pod_group(at: &At<'_>) {
     scheduling_policy(&spec.get("schedulingPolicy"));
 }
 
-pub(super) fn pod_group_update(at: &At<'_>, old: &At<'_>) {
+pub(crate) fn pod_group_update(at: &At<'_>, old: &At<'_>) {
     for field in ["spec.podGroupTemplateRef", "spec.schedulingPolicy", "spec.resourceClaims"] {
         immutable(&at.get(field), &old.get(field));
     }
 }
 
-pub(super) fn pod_group_status(at: &At<'_>, _old: &At<'_>) {
+pub(crate) fn pod_group_status(at: &At<'_>, _old: &At<'_>) {
     let status = at.get("status");
     conditions(&status.get("conditions"));
     let claims = at.get("spec.resourceClaims");
@@ -348,11 +348,11 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::kind::Rules;
     use crate::validate::at::{judge, judge_both};
-    use crate::validate::{RULES, Rules};
 
     fn rule(kind: &str) -> &'static Rules {
-        RULES.iter().find(|row| row.kind == kind).expect("a kind with rules")
+        crate::tests::kind_of(kind).rules()
     }
 
     #[test]

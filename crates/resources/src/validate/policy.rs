@@ -11,7 +11,7 @@ use super::{internal, pod, quantity, workloads};
 
 const RBAC: &str = "rbac.authorization.k8s.io";
 
-pub(super) fn role(at: &At<'_>) {
+pub(crate) fn role(at: &At<'_>) {
     rules(at, true);
 }
 
@@ -39,7 +39,7 @@ fn rules(at: &At<'_>, is_namespaced: bool) {
     }
 }
 
-pub(super) fn cluster_role(at: &At<'_>) {
+pub(crate) fn cluster_role(at: &At<'_>) {
     rules(at, false);
     if !at.has("aggregationRule") {
         return;
@@ -58,11 +58,11 @@ pub(super) fn cluster_role(at: &At<'_>) {
     }
 }
 
-pub(super) fn role_binding(at: &At<'_>) {
+pub(crate) fn role_binding(at: &At<'_>) {
     binding(at, &["Role", "ClusterRole"], true);
 }
 
-pub(super) fn cluster_role_binding(at: &At<'_>) {
+pub(crate) fn cluster_role_binding(at: &At<'_>) {
     binding(at, &["ClusterRole"], false);
 }
 
@@ -88,12 +88,12 @@ fn binding(at: &At<'_>, kinds: &[&str], is_namespaced: bool) {
     }
 }
 
-pub(super) fn role_binding_update(at: &At<'_>, old: &At<'_>) {
+pub(crate) fn role_binding_update(at: &At<'_>, old: &At<'_>) {
     role_binding(at);
     role_stays(at, old);
 }
 
-pub(super) fn cluster_role_binding_update(at: &At<'_>, old: &At<'_>) {
+pub(crate) fn cluster_role_binding_update(at: &At<'_>, old: &At<'_>) {
     cluster_role_binding(at);
     role_stays(at, old);
 }
@@ -106,7 +106,7 @@ fn role_stays(at: &At<'_>, old: &At<'_>) {
     }
 }
 
-pub(super) fn disruption_budget(at: &At<'_>) {
+pub(crate) fn disruption_budget(at: &At<'_>) {
     let spec = at.get("spec");
     if spec.has("minAvailable") && spec.has("maxUnavailable") {
         let shown = internal::shown("PodDisruptionBudgetSpec", spec.value);
@@ -124,7 +124,7 @@ pub(super) fn disruption_budget(at: &At<'_>) {
 }
 
 /// Conditions that a kind has checked. Upstream: `metav1validation.ValidateConditions`.
-pub(super) fn conditions(at: &At<'_>) {
+pub(crate) fn conditions(at: &At<'_>) {
     const REASON_FORM: &str = "a condition reason must start with alphabetic character, optionally followed by a string of alphanumeric characters or '_,:', and must end with an alphanumeric character or '_' (e.g. 'my_name',  or 'MY_NAME',  or 'MyName',  or 'ReasonA,ReasonB',  or 'ReasonA:ReasonB', regex used for validation is '[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?')";
     const REASON: usize = 1 << 10;
     const MESSAGE: usize = 32 << 10;
@@ -163,19 +163,19 @@ fn is_condition_reason(text: &str) -> bool {
         && text.chars().all(inner)
 }
 
-pub(super) fn disruption_budget_status(at: &At<'_>, _old: &At<'_>) {
+pub(crate) fn disruption_budget_status(at: &At<'_>, _old: &At<'_>) {
     conditions(&at.get("status.conditions"));
     for field in ["disruptionsAllowed", "currentHealthy", "desiredHealthy", "expectedPods"] {
         at.get("status").get(field).not_negative();
     }
 }
 
-pub(super) fn autoscaler(at: &At<'_>) {
+pub(crate) fn autoscaler(at: &At<'_>) {
     autoscaler_from(at, i64::from(!features::enabled(Feature::HPAScaleToZero)));
 }
 
 /// What might scale to zero may go on to.
-pub(super) fn autoscaler_update(at: &At<'_>, old: &At<'_>) {
+pub(crate) fn autoscaler_update(at: &At<'_>, old: &At<'_>) {
     match old.get("spec.minReplicas").number() {
         Some(0) => autoscaler_from(at, 0),
         _ => autoscaler(at),
@@ -213,7 +213,7 @@ fn autoscaler_from(at: &At<'_>, lowest: i64) {
     }
 }
 
-pub(super) fn autoscaler_status(at: &At<'_>, _old: &At<'_>) {
+pub(crate) fn autoscaler_status(at: &At<'_>, _old: &At<'_>) {
     at.get("status.currentReplicas").not_negative();
     at.get("status.desiredReplicas").not_negative();
 }
@@ -383,7 +383,7 @@ fn scaling_rules(at: &At<'_>) {
 const SYSTEM_CLASSES: &[(&str, i64)] =
     &[("system-node-critical", 2_000_001_000), ("system-cluster-critical", 2_000_000_000)];
 
-pub(super) fn priority_class(at: &At<'_>) {
+pub(crate) fn priority_class(at: &At<'_>) {
     let (name, value) = (at.get("metadata.name"), at.get("value"));
     if name.str().starts_with("system-") {
         let known = SYSTEM_CLASSES.iter().find(|(known, _)| name.is(known));
@@ -406,14 +406,14 @@ pub(super) fn priority_class(at: &At<'_>) {
     pod::preemption_policy(&at.get("preemptionPolicy"));
 }
 
-pub(super) fn priority_class_update(at: &At<'_>, old: &At<'_>) {
+pub(crate) fn priority_class_update(at: &At<'_>, old: &At<'_>) {
     if at.get("value").int() != old.get("value").int() {
         at.get("value").forbidden("may not be changed in an update.");
     }
     at.get("preemptionPolicy").unchanged(&old.get("preemptionPolicy"));
 }
 
-pub(super) fn runtime_class(at: &At<'_>) {
+pub(crate) fn runtime_class(at: &At<'_>) {
     at.get("handler").need_name(names::dns1123_label);
     let fixed = at.get("overhead.podFixed").called(at.child_path("overhead"));
     pod::overhead(&fixed);
@@ -431,12 +431,12 @@ pub(super) fn runtime_class(at: &At<'_>) {
     }
 }
 
-pub(super) fn runtime_class_update(at: &At<'_>, old: &At<'_>) {
+pub(crate) fn runtime_class_update(at: &At<'_>, old: &At<'_>) {
     runtime_class(at);
     at.get("handler").unchanged(&old.get("handler"));
 }
 
-pub(super) fn lease(at: &At<'_>) {
+pub(crate) fn lease(at: &At<'_>) {
     let spec = at.get("spec");
     let duration = spec.get("leaseDurationSeconds");
     if duration.number().is_some_and(|seconds| seconds <= 0) {

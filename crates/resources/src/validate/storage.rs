@@ -24,12 +24,12 @@ fn access_modes(at: &At<'_>) {
     }
 }
 
-pub(super) fn claim(at: &At<'_>) {
+pub(crate) fn claim(at: &At<'_>) {
     claim_spec(&at.get("spec"));
 }
 
 /// A claim's spec, also as a template in a pod or StatefulSet.
-pub(super) fn claim_spec(at: &At<'_>) {
+pub(crate) fn claim_spec(at: &At<'_>) {
     let modes = at.get("accessModes");
     if modes.is_empty() {
         modes.required("at least 1 access mode is required");
@@ -82,7 +82,7 @@ fn data_source(at: &At<'_>) {
     at.get("namespace").any_name(names::dns1123_label);
 }
 
-pub(super) fn claim_update(at: &At<'_>, old: &At<'_>) {
+pub(crate) fn claim_update(at: &At<'_>, old: &At<'_>) {
     claim(at);
     let (spec, before) = (at.get("spec"), old.get("spec"));
     let (mut new, mut was) = (spec.value.clone(), before.value.clone());
@@ -134,7 +134,7 @@ pub(super) fn claim_update(at: &At<'_>, old: &At<'_>) {
     }
 }
 
-pub(super) fn volume(at: &At<'_>) {
+pub(crate) fn volume(at: &At<'_>) {
     volume_spec(&at.get("spec"));
 }
 
@@ -193,7 +193,7 @@ fn capacity(at: &At<'_>) {
     }
 }
 
-pub(super) fn volume_update(at: &At<'_>, old: &At<'_>) {
+pub(crate) fn volume_update(at: &At<'_>, old: &At<'_>) {
     volume(at);
     let (spec, before) = (at.get("spec"), old.get("spec"));
     let (mut new, was) = (volumes::source_part(spec.value), volumes::source_part(before.value));
@@ -252,7 +252,7 @@ fn provisioner(at: &At<'_>) {
     }
 }
 
-pub(super) fn storage_class(at: &At<'_>) {
+pub(crate) fn storage_class(at: &At<'_>) {
     provisioner(&at.get("provisioner"));
     parameters(&at.get("parameters"), true);
     let policy = at.get("reclaimPolicy");
@@ -286,18 +286,18 @@ pub(super) fn storage_class(at: &At<'_>) {
     }
 }
 
-pub(super) fn storage_class_update(at: &At<'_>, old: &At<'_>) {
+pub(crate) fn storage_class_update(at: &At<'_>, old: &At<'_>) {
     for field in ["parameters", "provisioner", "reclaimPolicy", "volumeBindingMode"] {
         at.get(field).unchanged(&old.get(field));
     }
 }
 
-pub(super) fn attributes_class(at: &At<'_>) {
+pub(crate) fn attributes_class(at: &At<'_>) {
     provisioner(&at.get("driverName"));
     parameters(&at.get("parameters"), false);
 }
 
-pub(super) fn attributes_class_update(at: &At<'_>, old: &At<'_>) {
+pub(crate) fn attributes_class_update(at: &At<'_>, old: &At<'_>) {
     for field in ["driverName", "parameters"] {
         if at.get(field).value != old.get(field).value {
             at.get(field).forbidden(&format!("updates to {field} are forbidden."));
@@ -306,7 +306,7 @@ pub(super) fn attributes_class_update(at: &At<'_>, old: &At<'_>) {
     attributes_class(at);
 }
 
-pub(super) fn attachment(at: &At<'_>) {
+pub(crate) fn attachment(at: &At<'_>) {
     let spec = at.get("spec");
     volumes::csi_driver_name(&spec.get("attacher"));
     let source = spec.get("source");
@@ -329,12 +329,12 @@ pub(super) fn attachment(at: &At<'_>) {
     }
 }
 
-pub(super) fn attachment_update(at: &At<'_>, old: &At<'_>) {
+pub(crate) fn attachment_update(at: &At<'_>, old: &At<'_>) {
     attachment(at);
     at.get("spec").unchanged(&old.get("spec"));
 }
 
-pub(super) fn csi_node(at: &At<'_>) {
+pub(crate) fn csi_node(at: &At<'_>) {
     let mut seen = HashSet::new();
     for driver in at.get("spec.drivers").items() {
         let (name, id) = (driver.get("name"), driver.get("nodeID"));
@@ -361,7 +361,7 @@ pub(super) fn csi_node(at: &At<'_>) {
     }
 }
 
-pub(super) fn csi_node_update(at: &At<'_>, old: &At<'_>) {
+pub(crate) fn csi_node_update(at: &At<'_>, old: &At<'_>) {
     csi_node(at);
     let without = |at: &At<'_>| {
         let mut tree = at.value.clone();
@@ -383,7 +383,7 @@ pub(super) fn csi_node_update(at: &At<'_>, old: &At<'_>) {
     }
 }
 
-pub(super) fn csi_driver(at: &At<'_>) {
+pub(crate) fn csi_driver(at: &At<'_>) {
     let spec = at.get("spec");
     spec.get("fsGroupPolicy").any_of(&["File", "None", "ReadWriteOnceWithFSType"]);
     let mut seen = HashSet::new();
@@ -414,7 +414,7 @@ pub(super) fn csi_driver(at: &At<'_>) {
     }
 }
 
-pub(super) fn csi_driver_update(at: &At<'_>, old: &At<'_>) {
+pub(crate) fn csi_driver_update(at: &At<'_>, old: &At<'_>) {
     csi_driver(at);
     let (spec, before) = (at.get("spec"), old.get("spec"));
     spec.get("attachRequired")
@@ -423,7 +423,7 @@ pub(super) fn csi_driver_update(at: &At<'_>, old: &At<'_>) {
     spec.get("volumeLifecycleModes").unchanged(&before.get("volumeLifecycleModes"));
 }
 
-pub(super) fn storage_capacity(at: &At<'_>) {
+pub(crate) fn storage_capacity(at: &At<'_>) {
     at.get("nodeTopology").selector();
     at.get("storageClassName").name(names::dns1123_subdomain);
     if at.has("capacity") {
@@ -431,7 +431,7 @@ pub(super) fn storage_capacity(at: &At<'_>) {
     }
 }
 
-pub(super) fn storage_capacity_update(at: &At<'_>, old: &At<'_>) {
+pub(crate) fn storage_capacity_update(at: &At<'_>, old: &At<'_>) {
     for field in ["nodeTopology", "storageClassName"] {
         at.get(field).unchanged(&old.get(field));
     }

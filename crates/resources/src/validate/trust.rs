@@ -21,13 +21,13 @@ use super::policy::conditions;
 
 const CERTIFICATE: &str = "CERTIFICATE";
 
-pub(super) fn bundle(at: &At<'_>) {
+pub(crate) fn bundle(at: &At<'_>) {
     bundle_name(at);
     anchors(&at.get("spec.trustBundle"));
 }
 
 /// Anchors that stay are not read again.
-pub(super) fn bundle_update(at: &At<'_>, old: &At<'_>) {
+pub(crate) fn bundle_update(at: &At<'_>, old: &At<'_>) {
     bundle_name(at);
     let anchors_now = at.get("spec.trustBundle");
     if anchors_now.value != old.get("spec.trustBundle").value {
@@ -103,7 +103,7 @@ fn no_anchor(block: &Block) -> Option<String> {
 
 const LONGEST: usize = 10 << 10;
 
-pub(super) fn request(at: &At<'_>) {
+pub(crate) fn request(at: &At<'_>) {
     let spec = at.get("spec");
     signer_name(&spec.get("signerName"));
     for (key, one) in spec.get("unverifiedUserAnnotations").entries() {
@@ -244,7 +244,7 @@ fn algorithm(
 }
 
 /// Nothing but metadata changes.
-pub(super) fn request_update(at: &At<'_>, old: &At<'_>) {
+pub(crate) fn request_update(at: &At<'_>, old: &At<'_>) {
     at.get("spec").unchanged(&old.get("spec"));
 }
 
@@ -258,7 +258,7 @@ fn verdict<'a>(status: &At<'a>) -> Option<&'a str> {
 }
 
 /// A verdict is given once; only with it come a certificate and its times.
-pub(super) fn request_status(at: &At<'_>, old: &At<'_>) {
+pub(crate) fn request_status(at: &At<'_>, old: &At<'_>) {
     let (status, before) = (at.get("status"), old.get("status"));
     let list = status.get("conditions");
     let (known, others): (Vec<_>, Vec<_>) =

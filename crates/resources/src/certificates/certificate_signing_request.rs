@@ -1,0 +1,173 @@
+//! CertificateSigningRequest: who asks is the server's to say, and the request itself never changes.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use api::nodes;
+use apiserver::request::RequestContext;
+use k8s_openapi::api::certificates::v1::{
+    CertificateSigningRequest, CertificateSigningRequestStatus,
+};
+
+use crate::generic::Hooks;
+use crate::kind::{Fields, Kind, Rules, STATUS, age, field, name, part, text};
+use crate::print::{human_duration, or_none};
+use crate::validate::certificates;
+
+const KUBELET_SERVING: &str = "kubernetes.io/kubelet-serving";
+
+pub(crate) static KIND: Kind<CertificateSigningRequest> = Kind {
+    short: &["csr"],
+    subresources: &[STATUS, part("approval")],
+    default: |csr| {
+        csr.status.get_or_insert_default();
+    },
+    rules: Rules {
+        create: certificates::request,
+        update: Some(certificates::request_update),
+        parts: &[("approval", certificates::approval), ("status", certificates::status)],
+        ..Rules::NONE
+    },
+    columns: &[
+        name(),
+        age(),
+        text(
+            "SignerName",
+            "string",
+            "Requested signer for the request. It is a qualified name in the form: `scope-hostname.io/name`. If empty, it will be defaulted:\n 1. If it's a kubelet client certificate, it is assigned\n    \"kubernetes.io/kube-apiserver-client-kubelet\".\n 2. If it's a kubelet serving certificate, it is assigned\n    \"kubernetes.io/kubelet-serving\".\n 3. Otherwise, it is assigned \"kubernetes.io/legacy-unknown\".\nDistribution of trust for signers happens out of band. You can select on this field using `spec.signerName`.",
+            |csr| csr.spec.signer_name.clone().into(),
+        ),
+        text("Requestor", "string", "Base64-encoded PKCS#10 CSR data", |csr| {
+            csr.spec.username.clone().unwrap_or_default().into()
+        }),
+        field(
+            "RequestedDuration",
+            "string",
+            "api.certificates.v1.CertificateSigningRequestSpec.expirationSeconds",
+            |csr| {
+                let lifetime = csr.spec.expiration_seconds;
+                let shown = lifetime.map(|seconds| human_duration(seconds.into()));
+                or_none(shown.unwrap_or_default()).into()
+            },
+        ),
+        text(
+            "Condition",
+            "string",
+            "Conditions applied to the request, such as approval or denial.",
+            |csr| verdict(csr).into(),
+        ),
+    ],
+    fields: Fields::Of(&[("spec.signerName", |csr| csr.spec.signer_name.clone())]),
+    hooks: |_| Arc::new(Life),
+    ..Kind::BASE
+};
+
+struct Life;
+
+impl Hooks<CertificateSigningRequest> for Life {
+    fn prepare_create(&self, ctx: &RequestContext, csr: &mut CertificateSigningRequest) {
+        let mut extra: BTreeMap<String, Vec<String>> = ctx.user.extra.clone();
+        // Users' extra fields can be impersonated, the connection cannot.
+        extra.remove(nodes::SOURCE_ADDRESS);
+        if csr.spec.signer_name == KUBELET_SERVING
+            && let Some(remote) = ctx.remote
+        {
+            extra.insert(nodes::SOURCE_ADDRESS.to_owned(), vec![remote.to_string()]);
+        }
+        csr.spec.username = Some(ctx.user.name.clone());
+        csr.spec.uid = Some(ctx.user.uid.clone()).filter(|uid| !uid.is_empty());
+        csr.spec.groups = Some(ctx.user.groups.clone());
+        csr.spec.extra = Some(extra).filter(|extra| !extra.is_empty());
+        csr.status = Some(CertificateSigningRequestStatus::default());
+    }
+
+    fn prepare_update(
+        &self,
+        ctx: &RequestContext,
+        csr: &mut CertificateSigningRequest,
+        old: &CertificateSigningRequest,
+    ) {
+        csr.spec = old.spec.clone();
+        let before = old.status.clone().unwrap_or_default();
+        let status = csr.status.get_or_insert_default();
+        match ctx.subresource.as_str() {
+            // Approval changes the verdict only, status all but the verdict.
+            "approval" => status.certificate = before.certificate,
+            "status" => {
+                let verdict = |kind: &str| kind == "Approved" || kind == "Denied";
+                let mut conditions = before.conditions.unwrap_or_default();
+                conditions.retain(|one| verdict(&one.type_));
+                let new = status.conditions.take().unwrap_or_default();
+                conditions.extend(new.into_iter().filter(|one| !verdict(&one.type_)));
+                status.conditions = Some(conditions).filter(|list| !list.is_empty());
+            }
+            _ => csr.status = old.status.clone(),
+        }
+        let now = machinery::Time(base::clock::now_seconds());
+        let had = old.status.as_ref().and_then(|status| status.conditions.as_deref());
+        let status = csr.status.iter_mut();
+        for one in status.flat_map(|status| status.conditions.iter_mut().flatten()) {
+            let same = had.iter().copied().flatten();
+            let mut same = same.filter(|had| had.type_ == one.type_ && had.status == one.status);
+            let since = same.find_map(|had| had.last_transition_time.clone());
+            one.last_update_time.get_or_insert_with(|| now.clone());
+            one.last_transition_time.get_or_insert_with(|| since.unwrap_or(now.clone()));
+        }
+    }
+}
+
+fn verdict(csr: &CertificateSigningRequest) -> String {
+    let status = csr.status.clone().unwrap_or_default();
+    let has = |kind: &str| status.conditions.iter().flatten().any(|one| one.type_ == kind);
+    let mut text = match (has("Denied"), has("Approved")) {
+        (true, _) => "Denied",
+        (false, true) => "Approved",
+        (false, false) => "Pending",
+    }
+    .to_owned();
+    if has("Failed") {
+        text.push_str(",Failed");
+    }
+    if status.certificate.is_some_and(|certificate| !certificate.0.is_empty()) {
+        text.push_str(",Issued");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+    use std::sync::Arc;
+
+    use apiserver::request::UserInfo;
+    use k8s_openapi::api::certificates::v1::CertificateSigningRequestSpec;
+
+    use super::*;
+    use crate::kind::AnyKind;
+
+    #[test]
+    fn only_the_connection_says_where_a_request_comes_from() {
+        let check = |signer: &str, remote: Option<&str>, expected: Option<&str>| {
+            let mut user = UserInfo::new("system:node:n1", &["system:nodes"]);
+            // As an impersonator could have it.
+            user.extra.insert(nodes::SOURCE_ADDRESS.into(), vec!["10.0.0.66".into()]);
+            let row = KIND.row(None).build(None);
+            let mut ctx = RequestContext::new(user, Arc::new(row), "");
+            ctx.remote = remote.map(|ip| ip.parse::<IpAddr>().expect("an address"));
+            let claimed = [(nodes::SOURCE_ADDRESS.to_owned(), vec!["10.0.0.66".to_owned()])];
+            let spec = CertificateSigningRequestSpec {
+                signer_name: signer.into(),
+                extra: Some(claimed.into()),
+                ..CertificateSigningRequestSpec::default()
+            };
+            let mut csr = CertificateSigningRequest { spec, ..Default::default() };
+            Life.prepare_create(&ctx, &mut csr);
+            let extra = csr.spec.extra.unwrap_or_default();
+            let told = extra.get(nodes::SOURCE_ADDRESS).map(|all| all.join(","));
+            assert_eq!(told.as_deref(), expected, "{signer} {remote:?}");
+        };
+        check(KUBELET_SERVING, Some("10.0.0.7"), Some("10.0.0.7"));
+        check(KUBELET_SERVING, None, None);
+        check("kubernetes.io/kube-apiserver-client", Some("10.0.0.7"), None);
+    }
+}

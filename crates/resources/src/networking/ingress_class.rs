@@ -1,0 +1,54 @@
+//! IngressClass: which controller is in charge of an Ingress.
+
+use k8s_openapi::api::networking::v1::IngressClass;
+use machinery::Object;
+
+use crate::kind::{Kind, Rules, age, named, text};
+use crate::validate::networking;
+
+const IS_DEFAULT: &str = "ingressclass.kubernetes.io/is-default-class";
+
+pub(crate) static KIND: Kind<IngressClass> = Kind {
+    default: |class| {
+        if let Some(parameters) = class.spec.as_mut().and_then(|spec| spec.parameters.as_mut()) {
+            parameters.scope.get_or_insert_with(|| "Cluster".into());
+        }
+    },
+    generation: Some(|new, old| new.spec != old.spec),
+    rules: Rules {
+        create: networking::ingress_class,
+        update: Some(networking::ingress_class_update),
+        ..Rules::NONE
+    },
+    columns: &[
+        named(|class| {
+            let note = class.metadata.annotations.as_ref().and_then(|map| map.get(IS_DEFAULT));
+            let is_default = note.is_some_and(|value| value == "true");
+            format!("{}{}", class.name(), if is_default { " (default)" } else { "" }).into()
+        }),
+        text(
+            "Controller",
+            "string",
+            "Controller that is responsible for handling this class",
+            |class| {
+                let spec = class.spec.as_ref();
+                spec.and_then(|spec| spec.controller.clone()).unwrap_or_default().into()
+            },
+        ),
+        text(
+            "Parameters",
+            "string",
+            "A reference to a resource with additional parameters",
+            |class| parameters(class).into(),
+        ),
+        age(),
+    ],
+    ..Kind::BASE
+};
+
+fn parameters(class: &IngressClass) -> String {
+    let parameters = class.spec.as_ref().and_then(|spec| spec.parameters.as_ref());
+    let Some(parameters) = parameters else { return "<none>".into() };
+    let group = parameters.api_group.as_ref().map(|group| format!(".{group}"));
+    format!("{}{}/{}", parameters.kind, group.unwrap_or_default(), parameters.name)
+}
