@@ -2,9 +2,9 @@
 
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 
-use super::{API_EXTENSIONS, RULES, default_webhook};
+use super::{API_EXTENSIONS, RULES, default_webhook, webhooks};
 use crate::kind::{Kind, Rules, age, name, text};
-use crate::validate::admission;
+use crate::validate::at::At;
 
 pub(crate) static KIND: Kind<MutatingWebhookConfiguration> = Kind {
     categories: API_EXTENSIONS,
@@ -15,7 +15,7 @@ pub(crate) static KIND: Kind<MutatingWebhookConfiguration> = Kind {
         }
     },
     generation: Some(|new, old| new.webhooks != old.webhooks),
-    rules: Rules { create: admission::mutating_webhooks, ..RULES },
+    rules: Rules { create: mutating_webhooks, ..RULES },
     columns: &[
         name(),
         text(
@@ -28,3 +28,7 @@ pub(crate) static KIND: Kind<MutatingWebhookConfiguration> = Kind {
     ],
     ..Kind::BASE
 };
+
+fn mutating_webhooks(at: &At<'_>) {
+    webhooks(at, true);
+}

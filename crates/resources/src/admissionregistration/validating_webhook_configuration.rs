@@ -2,9 +2,9 @@
 
 use k8s_openapi::api::admissionregistration::v1::ValidatingWebhookConfiguration;
 
-use super::{API_EXTENSIONS, RULES, default_webhook};
+use super::{API_EXTENSIONS, RULES, default_webhook, webhooks};
 use crate::kind::{Kind, Rules, age, name, text};
-use crate::validate::admission;
+use crate::validate::at::At;
 
 pub(crate) static KIND: Kind<ValidatingWebhookConfiguration> = Kind {
     categories: API_EXTENSIONS,
@@ -12,7 +12,7 @@ pub(crate) static KIND: Kind<ValidatingWebhookConfiguration> = Kind {
         configuration.webhooks.iter_mut().flatten().for_each(|hook| default_webhook!(hook));
     },
     generation: Some(|new, old| new.webhooks != old.webhooks),
-    rules: Rules { create: admission::validating_webhooks, ..RULES },
+    rules: Rules { create: validating_webhooks, ..RULES },
     columns: &[
         name(),
         text(
@@ -25,3 +25,7 @@ pub(crate) static KIND: Kind<ValidatingWebhookConfiguration> = Kind {
     ],
     ..Kind::BASE
 };
+
+fn validating_webhooks(at: &At<'_>) {
+    webhooks(at, false);
+}

@@ -3,14 +3,16 @@
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use base::features::Feature;
-use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
-use k8s_openapi::api::autoscaling::{v1, v2};
+use base::features::{self, Feature};
+use k8s_openapi::api::autoscaling::v1;
+use k8s_openapi::api::autoscaling::v2::{self, HorizontalPodAutoscaler};
+use machinery::names;
 
 use super::forms::Forms;
 use crate::gated::{Gated, any, close, gated, taken};
 use crate::kind::{Form, Kind, Rules, STATUS, age, field, name, spec_and_status};
-use crate::validate::policy;
+use crate::validate::at::At;
+use crate::validate::quantity;
 
 pub(crate) static KIND: Kind<HorizontalPodAutoscaler> = AUTOSCALER;
 
@@ -26,9 +28,9 @@ const AUTOSCALER: Kind<HorizontalPodAutoscaler> = Kind {
     parts: Some(spec_and_status!()),
     gated: |new, old| close(GATED, new, old),
     rules: Rules {
-        create: policy::autoscaler,
-        update: Some(policy::autoscaler_update),
-        parts: &[("status", policy::autoscaler_status)],
+        create: autoscaler,
+        update: Some(autoscaler_update),
+        parts: &[("status", autoscaler_status)],
         ..Rules::NONE
     },
     columns: &[
@@ -214,6 +216,216 @@ fn ratio(
             let wanted = target.average_utilization.map_or("<auto>".into(), percent);
             format!("{now}/{wanted}")
         }
+    }
+}
+
+fn autoscaler(at: &At<'_>) {
+    autoscaler_from(at, i64::from(!features::enabled(Feature::HPAScaleToZero)));
+}
+
+/// What might scale to zero may go on to.
+fn autoscaler_update(at: &At<'_>, old: &At<'_>) {
+    match old.get("spec.minReplicas").number() {
+        Some(0) => autoscaler_from(at, 0),
+        _ => autoscaler(at),
+    }
+}
+
+fn autoscaler_from(at: &At<'_>, lowest: i64) {
+    let spec = at.get("spec");
+    let (least, most) = (spec.get("minReplicas"), spec.get("maxReplicas"));
+    least.at_least(lowest);
+    // Upstream reports what is required behind the rest of a field.
+    if least.is_set() && most.int() < least.int() {
+        most.invalid_as(most.int(), "must be greater than or equal to `minReplicas`");
+    }
+    match most.int() {
+        0 => most.required("must be set and greater than 0"),
+        _ => most.at_least(1),
+    }
+    object_reference(&spec.get("scaleTargetRef"), false);
+    let metrics = spec.get("metrics");
+    for metric in metrics.items() {
+        metric_spec(&metric);
+    }
+    let is_outside = |metric: At<'_>| matches!(metric.get("type").str(), "Object" | "External");
+    if least.number() == Some(0) && !metrics.items().any(is_outside) {
+        metrics.forbidden(
+            "must specify at least one Object or External metric to support scaling to zero replicas",
+        );
+    }
+    let behavior = spec.get("behavior");
+    for side in ["scaleUp", "scaleDown"] {
+        if behavior.has(side) {
+            scaling_rules(&behavior.get(side));
+        }
+    }
+}
+
+fn autoscaler_status(at: &At<'_>, _old: &At<'_>) {
+    at.get("status.currentReplicas").not_negative();
+    at.get("status.desiredReplicas").not_negative();
+}
+
+fn object_reference(at: &At<'_>, may_be_core: bool) {
+    at.get("kind").need_name(names::path_segment);
+    at.get("name").need_name(names::path_segment);
+    let version = at.get("apiVersion");
+    match version.str().matches('/').count() {
+        0 if !may_be_core => version.invalid_text("apiVersion must specify API group"),
+        0 | 1 => {}
+        _ => {
+            version.invalid(&format!("unexpected GroupVersion string: {}", version.str()));
+        }
+    }
+}
+
+const SOURCES: &[(&str, &str)] = &[
+    ("Object", "object"),
+    ("External", "external"),
+    ("Pods", "pods"),
+    ("Resource", "resource"),
+    ("ContainerResource", "containerResource"),
+];
+
+fn metric_spec(at: &At<'_>) {
+    const KINDS: &[&str] = &["ContainerResource", "External", "Object", "Pods", "Resource"];
+    let kind = at.get("type");
+    if kind.is_empty() {
+        kind.required("must specify a metric source type");
+    }
+    kind.one_of(KINDS);
+    let present: Vec<&str> =
+        SOURCES.iter().map(|(_, field)| *field).filter(|field| at.has(field)).collect();
+    if let Some(first) = present.first() {
+        metric_source(&at.get(first), first);
+    }
+    let expected = SOURCES.iter().find(|(name, _)| kind.is(name)).map(|(_, field)| *field);
+    match expected {
+        None => kind.one_of(KINDS),
+        Some(field) if !at.has(field) => {
+            at.get(field).required("must populate information for the given metric source");
+        }
+        Some(_) => {}
+    }
+    if present.len() != 1 {
+        for field in present.into_iter().filter(|field| Some(*field) != expected) {
+            at.get(field).forbidden("must populate the given metric source only");
+        }
+    }
+}
+
+fn metric_source(at: &At<'_>, field: &str) {
+    let target = at.get("target");
+    let [value, average, utilization] =
+        ["value", "averageValue", "averageUtilization"].map(|field| target.get(field));
+    match field {
+        "object" => {
+            object_reference(&at.get("describedObject"), true);
+            metric_name(&at.get("metric.name"));
+            metric_target(&target);
+            if !value.is_set() && !average.is_set() {
+                average.required("must set either a target value or averageValue");
+            }
+        }
+        "external" => {
+            metric_name(&at.get("metric.name"));
+            metric_target(&target);
+            if !value.is_set() && !average.is_set() {
+                average.required("must set either a target value for metric or a per-pod target");
+            }
+            if value.is_set() && average.is_set() {
+                value.forbidden("may not set both a target value for metric and a per-pod target");
+            }
+        }
+        "pods" => {
+            metric_name(&at.get("metric.name"));
+            metric_target(&target);
+            if !average.is_set() {
+                average.required("must specify a positive target averageValue");
+            }
+        }
+        _ => {
+            let name = at.get("name");
+            if name.is_empty() {
+                name.required("must specify a resource name");
+            }
+            if field == "containerResource" {
+                if !name.is_empty() {
+                    quantity::container_resource_name(name.str(), &name);
+                }
+                let container = at.get("container");
+                if container.is_empty() {
+                    container.required("must specify a container");
+                } else {
+                    container.name(names::dns1123_label);
+                }
+            }
+            metric_target(&target);
+            if !utilization.is_set() && !average.is_set() {
+                utilization.required("must set either a target raw value or a target utilization");
+            }
+            if utilization.is_set() && average.is_set() {
+                average.forbidden("may not set both a target raw value and a target utilization");
+            }
+        }
+    }
+}
+
+fn metric_name(at: &At<'_>) {
+    if at.is_empty() {
+        at.required("must specify a metric name");
+    } else {
+        at.name(names::path_segment);
+    }
+}
+
+fn metric_target(at: &At<'_>) {
+    let kind = at.get("type");
+    if kind.is_empty() {
+        kind.required("must specify a metric target type");
+    }
+    if !["Utilization", "Value", "AverageValue"].contains(&kind.str()) {
+        kind.invalid_text("must be either Utilization, Value, or AverageValue");
+    }
+    for field in ["value", "averageValue"] {
+        let place = at.get(field);
+        if place.is_set() && quantity::amount(&place) <= Default::default() {
+            place.invalid("must be positive");
+        }
+    }
+    let utilization = at.get("averageUtilization");
+    if utilization.number().is_some_and(|percent| percent < 1) {
+        utilization.invalid("must be greater than 0");
+    }
+}
+
+fn scaling_rules(at: &At<'_>) {
+    let window = at.get("stabilizationWindowSeconds");
+    if window.int() < 0 {
+        window.invalid("must be greater than or equal to zero");
+    }
+    if window.int() > 3600 {
+        window.invalid("must be less than or equal to 3600");
+    }
+    at.get("selectPolicy").any_of(&["Disabled", "Max", "Min"]);
+    let policies = at.get("policies");
+    if policies.is_empty() {
+        policies.required("must specify at least one Policy");
+    }
+    for policy in policies.items() {
+        policy.get("type").one_of(&["Percent", "Pods"]);
+        for field in ["value", "periodSeconds"] {
+            if policy.get(field).int() <= 0 {
+                policy.get(field).invalid_as(policy.get(field).int(), quantity::NOT_POSITIVE);
+            }
+        }
+        if policy.get("periodSeconds").int() > 1800 {
+            policy.get("periodSeconds").invalid("must be less than or equal to 1800");
+        }
+    }
+    if at.has("tolerance") {
+        quantity::not_negative(&at.get("tolerance"));
     }
 }
 

@@ -1,18 +1,26 @@
 //! CertificateSigningRequest: who asks is the server's to say, and the request itself never changes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use api::nodes;
 use apiserver::request::RequestContext;
+use base::pem;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use k8s_openapi::api::certificates::v1::{
     CertificateSigningRequest, CertificateSigningRequestStatus,
 };
+use pki::Csr;
+use serde_json::Value;
+use x509_parser::certificate::X509Certificate;
+use x509_parser::prelude::FromDer;
 
+use super::signer_name;
 use crate::generic::Hooks;
 use crate::kind::{Fields, Kind, Rules, STATUS, age, field, name, part, text};
 use crate::print::{human_duration, or_none};
-use crate::validate::certificates;
+use crate::validate::at::At;
 
 const KUBELET_SERVING: &str = "kubernetes.io/kubelet-serving";
 
@@ -23,9 +31,9 @@ pub(crate) static KIND: Kind<CertificateSigningRequest> = Kind {
         csr.status.get_or_insert_default();
     },
     rules: Rules {
-        create: certificates::request,
-        update: Some(certificates::request_update),
-        parts: &[("approval", certificates::approval), ("status", certificates::status)],
+        create: request,
+        update: Some(request_update),
+        parts: &[("approval", approval), ("status", status)],
         ..Rules::NONE
     },
     columns: &[
@@ -134,6 +142,159 @@ fn verdict(csr: &CertificateSigningRequest) -> String {
     text
 }
 
+const MIN_SECONDS: i64 = 600;
+
+const USAGES: &[&str] = &[
+    "any",
+    "cert sign",
+    "client auth",
+    "code signing",
+    "content commitment",
+    "crl sign",
+    "data encipherment",
+    "decipher only",
+    "digital signature",
+    "email protection",
+    "encipher only",
+    "ipsec end system",
+    "ipsec tunnel",
+    "ipsec user",
+    "key agreement",
+    "key encipherment",
+    "microsoft sgc",
+    "netscape sgc",
+    "ocsp signing",
+    "s/mime",
+    "server auth",
+    "signing",
+    "timestamping",
+];
+
+fn request(at: &At<'_>) {
+    let spec = at.get("spec");
+    signed_request(&spec.get("request"));
+    let usages = spec.get("usages");
+    usages.need();
+    usages.items().for_each(|usage| usage.one_of(USAGES));
+    usages.unique(|usage| usage.str().to_owned(), Clone::clone);
+    signer_name(&spec.get("signerName"));
+    let lifetime = spec.get("expirationSeconds");
+    if lifetime.number().is_some_and(|seconds| seconds < MIN_SECONDS) {
+        lifetime.invalid("may not specify a duration less than 600 seconds (10 minutes)");
+    }
+}
+
+/// The spec cannot change, nor can the status here.
+fn request_update(_at: &At<'_>, _old: &At<'_>) {}
+
+/// Verdicts, once given, stay; so does the certificate.
+fn approval(at: &At<'_>, old: &At<'_>) {
+    conditions(&at.get("status.conditions"));
+    kept(at, old);
+    let (new, had) = (at.get("status.certificate"), old.get("status.certificate"));
+    if new.value != had.value {
+        new.forbidden("updates may not set certificate content");
+    }
+}
+
+fn status(at: &At<'_>, old: &At<'_>) {
+    conditions(&at.get("status.conditions"));
+    kept(at, old);
+    for verdict in ["Approved", "Denied"] {
+        if of_type(at, verdict) > of_type(old, verdict) {
+            at.get("status.conditions")
+                .forbidden(&format!("updates may not add a condition of type {verdict:?}"));
+        }
+    }
+    let (new, had) = (at.get("status.certificate"), old.get("status.certificate"));
+    if new.value != had.value && !had.is_empty() {
+        new.forbidden("updates may not modify existing certificate content");
+    }
+    if new.value != had.value
+        && let Some(why) = no_certificates(new.str())
+    {
+        new.invalid_as("<certificate data>", &why);
+    }
+}
+
+/// Why base64 is none of certificates in PEM.
+fn no_certificates(base64: &str) -> Option<String> {
+    const CERTIFICATE: &str = "CERTIFICATE";
+    let text = STANDARD.decode(base64).unwrap_or_default();
+    if text.is_empty() {
+        return None;
+    }
+    let mut count = 0;
+    for block in pem::blocks(&text) {
+        count += 1;
+        if block.label != CERTIFICATE {
+            let label = block.label;
+            return Some(format!("only CERTIFICATE PEM blocks are allowed, found {label:?}"));
+        }
+        if block.has_headers {
+            return Some("no PEM block headers are permitted".into());
+        }
+        let mut rest = block.bytes.as_slice();
+        if rest.is_empty() {
+            return Some("found CERTIFICATE PEM block containing 0 certificates".into());
+        }
+        while !rest.is_empty() {
+            let Ok((behind, _)) = X509Certificate::from_der(rest) else {
+                return Some("x509: malformed certificate".into());
+            };
+            rest = behind;
+        }
+    }
+    (count == 0).then(|| "must contain at least one CERTIFICATE PEM block".to_owned())
+}
+
+fn of_type(at: &At<'_>, wanted: &str) -> usize {
+    at.get("status.conditions").items().filter(|one| one.get("type").is(wanted)).count()
+}
+
+fn kept(at: &At<'_>, old: &At<'_>) {
+    for verdict in ["Approved", "Denied", "Failed"] {
+        if of_type(at, verdict) < of_type(old, verdict) {
+            at.get("status.conditions")
+                .forbidden(&format!("updates may not remove a condition of type {verdict:?}"));
+        }
+    }
+}
+
+fn conditions(list: &At<'_>) {
+    let mut seen = HashSet::new();
+    for condition in list.items() {
+        let (kind, status) = (condition.get("type"), condition.get("status"));
+        kind.need();
+        match (kind.str(), status.str()) {
+            (_, "") => status.required(""),
+            ("Approved" | "Denied" | "Failed", _) => status.one_of(&["True"]),
+            _ => status.one_of(&["False", "True", "Unknown"]),
+        }
+        let other = match kind.str() {
+            "Approved" => "Denied",
+            "Denied" => "Approved",
+            _ => "",
+        };
+        if !other.is_empty() && seen.contains(other) {
+            let detail = "Approved and Denied conditions are mutually exclusive";
+            list.invalid_as(kind.str(), detail);
+        }
+        if !seen.insert(kind.str()) {
+            kind.duplicate();
+        }
+    }
+}
+
+fn signed_request(at: &At<'_>) {
+    let text = STANDARD.decode(at.str()).unwrap_or_default();
+    // By what approvers and signers read it with: what is judged is what they see.
+    if let Err(why) = Csr::parse(&text) {
+        let shown = if at.is_empty() { Value::Null } else { at.value.clone() };
+        at.invalid_as(shown, &why.to_string());
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::net::IpAddr;
@@ -169,5 +330,30 @@ mod tests {
         check(KUBELET_SERVING, Some("10.0.0.7"), Some("10.0.0.7"));
         check(KUBELET_SERVING, None, None);
         check("kubernetes.io/kube-apiserver-client", Some("10.0.0.7"), None);
+    }
+
+    fn block(label: &str, base64: &str) -> String {
+        format!("-----BEGIN {label}-----\n{base64}\n-----END {label}-----\n")
+    }
+
+    #[test]
+    fn certificates_are_blocks_of_certificates_and_no_others() {
+        let check = |text: &str, expected: Option<&str>| {
+            let why = no_certificates(&STANDARD.encode(text));
+            assert_eq!(why.as_deref(), expected, "{text}");
+        };
+        check("", None);
+        const NONE: Option<&str> = Some("must contain at least one CERTIFICATE PEM block");
+        check("junk", NONE);
+        check(&block("CERTIFICATE", "!"), NONE);
+        check(
+            &block("CERTIFICATE REQUEST", "MAA="),
+            Some("only CERTIFICATE PEM blocks are allowed, found \"CERTIFICATE REQUEST\""),
+        );
+        let with_headers = block("CERTIFICATE", "K: v\n\nMAA=");
+        check(&with_headers, Some("no PEM block headers are permitted"));
+        check(&block("CERTIFICATE", "MAA="), Some("x509: malformed certificate"));
+        let empty = Some("found CERTIFICATE PEM block containing 0 certificates");
+        check(&block("CERTIFICATE", ""), empty);
     }
 }

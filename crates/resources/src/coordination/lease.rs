@@ -6,12 +6,12 @@ use k8s_openapi::api::coordination::v1::Lease;
 
 use crate::gated::{Gated, close, gated, taken};
 use crate::kind::{Kind, Rules, age, field, name};
-use crate::validate::policy;
+use crate::validate::at::At;
 
 pub(crate) static KIND: Kind<Lease> = Kind {
     gated: |new, old| close(GATED, new, old),
     rules: Rules {
-        create: policy::lease,
+        create: lease,
         metadata: MetadataRules::Plain,
         create_on_update: true,
         unconditional_update: false,
@@ -36,6 +36,15 @@ const GATED: &[Gated<Lease>] = &[
         lease.spec.as_mut().is_some_and(|spec| taken(&mut spec.preferred_holder))
     }),
 ];
+
+fn lease(at: &At<'_>) {
+    let spec = at.get("spec");
+    let duration = spec.get("leaseDurationSeconds");
+    if duration.number().is_some_and(|seconds| seconds <= 0) {
+        duration.invalid("must be greater than 0");
+    }
+    spec.get("leaseTransitions").not_negative();
+}
 
 #[cfg(test)]
 mod tests {

@@ -21,7 +21,7 @@ pub(crate) mod service;
 pub(crate) mod service_account;
 
 /// Access modes of volumes, as Tables show them.
-fn access_modes(modes: Option<&[String]>) -> String {
+fn access_modes_cell(modes: Option<&[String]>) -> String {
     let short = |mode: &String| match mode.as_str() {
         "ReadWriteOnce" => "RWO",
         "ReadOnlyMany" => "ROX",

@@ -4,11 +4,15 @@ use base::features::{self, Feature};
 use k8s_openapi::api::core::v1::{
     PersistentVolumeClaim, TypedLocalObjectReference, TypedObjectReference,
 };
+use machinery::field::Path;
+use serde_json::Value;
 
-use super::access_modes;
+use super::access_modes_cell;
 use crate::defaults::fill;
 use crate::kind::{Kind, Rules, STATUS, age, field, name, spec_and_status, text, wide};
-use crate::validate::{storage, warnings};
+use crate::validate::at::At;
+use crate::validate::storage::claim_spec;
+use crate::validate::{internal, quantity, warnings};
 
 pub(crate) static KIND: Kind<PersistentVolumeClaim> = Kind {
     short: &["pvc"],
@@ -20,7 +24,7 @@ pub(crate) static KIND: Kind<PersistentVolumeClaim> = Kind {
     },
     parts: Some(spec_and_status!()),
     gated: close_sources,
-    rules: Rules { create: storage::claim, update: Some(storage::claim_update), ..Rules::NONE },
+    rules: Rules { create: claim, update: Some(claim_update), ..Rules::NONE },
     warnings: Some(|at, out| warnings::claim(&at.get("spec"), out)),
     returns_deleted: true,
     columns: &[
@@ -46,7 +50,7 @@ pub(crate) static KIND: Kind<PersistentVolumeClaim> = Kind {
             "api.core.v1.PersistentVolumeClaimStatus.accessModes",
             |claim| {
                 let status = claim.status.as_ref().filter(|_| !volume(claim).is_empty());
-                access_modes(status.and_then(|status| status.access_modes.as_deref())).into()
+                access_modes_cell(status.and_then(|status| status.access_modes.as_deref())).into()
             },
         ),
         text("StorageClass", "string", "StorageClass of the pvc", |claim| {
@@ -121,6 +125,62 @@ fn close_sources(new: &mut PersistentVolumeClaim, old: Option<&PersistentVolumeC
             });
         }
         _ => {}
+    }
+}
+
+fn claim(at: &At<'_>) {
+    claim_spec(&at.get("spec"));
+}
+
+fn claim_update(at: &At<'_>, old: &At<'_>) {
+    claim(at);
+    let (spec, before) = (at.get("spec"), old.get("spec"));
+    let (mut new, mut was) = (spec.value.clone(), before.value.clone());
+    let set = |tree: &mut Value, field: &str, value: Option<&Value>| {
+        let Value::Object(fields) = tree else { return };
+        match value {
+            Some(value) => fields.insert(field.into(), value.clone()),
+            None => fields.remove(field),
+        };
+    };
+    if before.get("volumeName").is_empty() {
+        set(&mut was, "volumeName", spec.value.get("volumeName"));
+    }
+    if !before.has("storageClassName") && spec.has("storageClassName") {
+        set(&mut new, "storageClassName", None);
+    }
+    if at.get("status.phase").is("Bound") {
+        set(&mut new, "volumeAttributesClassName", before.value.get("volumeAttributesClassName"));
+        let size = before.get("resources.requests.storage").value;
+        if let Some(requests @ Value::Object(_)) = new.pointer_mut("/resources/requests") {
+            set(requests, "storage", Some(size));
+        }
+    }
+    if new != was {
+        let diff = internal::diff("PersistentVolumeClaimSpec", &was, &new);
+        spec.forbidden(&format!("spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims\n{diff}"));
+    }
+    let size = spec.get("resources.requests.storage");
+    let amounts = (
+        quantity::amount(&size),
+        quantity::amount(&before.get("resources.requests.storage")),
+        quantity::amount(&old.get("status.capacity.storage")),
+    );
+    if amounts.0 < amounts.1 && amounts.0 <= amounts.2 {
+        size.forbidden("field can not be less than status.capacity");
+    }
+    let mode = spec.get("volumeMode").called(Path::new("volumeMode"));
+    mode.unchanged(&before.get("volumeMode"));
+    let class = spec.get("volumeAttributesClassName");
+    if class.value != before.get("volumeAttributesClassName").value
+        && old.get("status").has("currentVolumeAttributesClassName")
+    {
+        let now = "is forbidden when status.currentVolumeAttributesClassName is not nil";
+        if !class.is_set() {
+            class.forbidden(&format!("update to nil {now}"));
+        } else if class.is_empty() {
+            class.forbidden(&format!("update to empty string {now}"));
+        }
     }
 }
 

@@ -1,11 +1,12 @@
 //! PriorityLevelConfiguration: how many requests of a level run at once, and how the rest wait.
 
 use k8s_openapi::api::flowcontrol::v1::{PriorityLevelConfiguration, QueuingConfiguration};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::defaults::fill_number;
 use crate::kind::{Kind, Rules, STATUS, age, field, name, spec_and_status};
-use crate::validate::flow;
+use crate::validate::at::At;
+use crate::validate::internal;
 
 const SHARES: i32 = 30;
 
@@ -14,7 +15,7 @@ pub(crate) static KIND: Kind<PriorityLevelConfiguration> = Kind {
     default,
     parts: Some(spec_and_status!()),
     generation: Some(|new, old| new.spec != old.spec),
-    rules: Rules { create: flow::level, ..Rules::NONE },
+    rules: Rules { create: level, ..Rules::NONE },
     columns: &[
         name(),
         field(
@@ -78,6 +79,119 @@ fn queuing(
     let limited = level.spec.as_ref().and_then(|spec| spec.limited.as_ref());
     let queuing = limited.and_then(|limited| limited.limit_response.as_ref()?.queuing.as_ref());
     queuing.map_or("<none>".into(), |queuing| number(queuing).unwrap_or_default().into())
+}
+
+fn level(at: &At<'_>) {
+    let (spec, name) = (at.get("spec"), at.get("metadata.name").str());
+    let kind = spec.get("type");
+    if (name == "exempt") != kind.is("Exempt") {
+        kind.invalid_text("must be 'Exempt' if and only if `name` is 'exempt'");
+    }
+    let (limited, exempt) = (spec.get("limited"), spec.get("exempt"));
+    match kind.str() {
+        "Exempt" => {
+            if limited.is_set() {
+                limited.forbidden("must be nil if the type is not Limited");
+            }
+            if exempt.get("nominalConcurrencyShares").int() < 0 {
+                exempt.get("nominalConcurrencyShares").invalid("must be a non-negative integer");
+            }
+            percent(&exempt.get("lendablePercent"));
+        }
+        "Limited" => {
+            if exempt.is_set() {
+                exempt.forbidden("must be nil if the type is Limited");
+            }
+            if limited.is_set() {
+                limited_level(&limited);
+            } else {
+                limited.required("must not be empty when type is Limited");
+            }
+        }
+        _ => kind.unsupported(&["Exempt", "Limited"]),
+    }
+    mandatory_level(&spec, name);
+}
+
+fn mandatory_level(spec: &At<'_>, name: &str) {
+    let show = |detail: &str| {
+        let shown = internal::shown("PriorityLevelConfigurationSpec", spec.value);
+        spec.errors().invalid_shown(&spec.path, Some(&shown), detail);
+    };
+    let is_fixed = match name {
+        "exempt" => spec.get("type").is("Exempt") && !spec.has("limited"),
+        "catch-all" => {
+            *spec.value
+                == json!({"type": "Limited", "limited": {
+                    "nominalConcurrencyShares": 5, "lendablePercent": 0,
+                    "limitResponse": {"type": "Reject"}}})
+        }
+        _ => true,
+    };
+    match name {
+        _ if is_fixed => {}
+        "exempt" => {
+            show("spec of 'exempt' except the 'spec.exempt' field must equal the fixed value")
+        }
+        _ => show(&format!("spec of '{name}' must equal the fixed value")),
+    }
+}
+
+fn percent(at: &At<'_>) {
+    if at.number().is_some_and(|percent| !(0..=100).contains(&percent)) {
+        at.invalid("must be between 0 and 100, inclusive");
+    }
+}
+
+fn limited_level(at: &At<'_>) {
+    if at.get("nominalConcurrencyShares").int() < 0 {
+        at.get("nominalConcurrencyShares").invalid("must be a non-negative integer");
+    }
+    let response = at.get("limitResponse");
+    let queuing = response.get("queuing");
+    match response.get("type").str() {
+        "Reject" => {
+            if queuing.is_set() {
+                queuing.forbidden("must be nil if limited.limitResponse.type is not Limited");
+            }
+        }
+        "Queue" if !queuing.is_set() => {
+            queuing.required("must not be empty if limited.limitResponse.type is Limited");
+        }
+        "Queue" => queues(&queuing),
+        _ => response.get("type").unsupported(&["Queue", "Reject"]),
+    }
+    percent(&at.get("lendablePercent"));
+    if at.get("borrowingLimitPercent").int() < 0 {
+        at.get("borrowingLimitPercent").invalid("if specified, must be a non-negative integer");
+    }
+}
+
+fn queues(at: &At<'_>) {
+    const MOST: i64 = 10_000_000;
+    let [length, queues, hand] =
+        ["queueLengthLimit", "queues", "handSize"].map(|field| at.get(field));
+    for place in [&length, &queues, &hand].into_iter().filter(|place| place.int() <= 0) {
+        place.invalid_as(place.int(), "must be positive");
+    }
+    if queues.int() > MOST {
+        queues.invalid(&format!("must not be greater than {MOST}"));
+    }
+    if hand.int() <= 0 {
+        return;
+    }
+    // How many bits it takes to deal a hand: log2 of the number of hands in order.
+    let bits: f64 = (0..hand.int()).map(|dealt| ((queues.int() - dealt) as f64).log2()).sum();
+    if hand.int() > queues.int() {
+        hand.invalid(&format!("should not be greater than queues ({})", queues.int()));
+    } else if bits.ceil() > 60.0 {
+        let detail = format!(
+            "required entropy bits of deckSize {} and handSize {} should not be greater than 60",
+            queues.int(),
+            hand.int()
+        );
+        hand.invalid(&detail);
+    }
 }
 
 #[cfg(test)]

@@ -5,7 +5,9 @@ use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use crate::kind::{Kind, Rules, STATUS, age, name, spec_and_status, text};
-use crate::validate::policy;
+use crate::validate::at::At;
+use crate::validate::shared::conditions;
+use crate::validate::{internal, workloads};
 
 pub(crate) static KIND: Kind<PodDisruptionBudget> = Kind {
     short: &["pdb"],
@@ -13,8 +15,8 @@ pub(crate) static KIND: Kind<PodDisruptionBudget> = Kind {
     parts: Some(spec_and_status!()),
     generation: Some(|new, old| new.spec != old.spec),
     rules: Rules {
-        create: policy::disruption_budget,
-        parts: &[("status", policy::disruption_budget_status)],
+        create: disruption_budget,
+        parts: &[("status", disruption_budget_status)],
         metadata: MetadataRules::Last,
         unconditional_update: false,
         ..Rules::NONE
@@ -58,5 +60,29 @@ fn bound(bound: Option<&IntOrString>) -> String {
         None => "N/A".to_owned(),
         Some(IntOrString::Int(count)) => count.to_string(),
         Some(IntOrString::String(share)) => share.clone(),
+    }
+}
+
+fn disruption_budget(at: &At<'_>) {
+    let spec = at.get("spec");
+    if spec.has("minAvailable") && spec.has("maxUnavailable") {
+        let shown = internal::shown("PodDisruptionBudgetSpec", spec.value);
+        let detail = "minAvailable and maxUnavailable cannot be both set";
+        spec.errors().invalid_shown(&spec.path, Some(&shown), detail);
+    }
+    for field in ["minAvailable", "maxUnavailable"] {
+        if spec.has(field) {
+            workloads::int_or_percent(&spec.get(field));
+            workloads::at_most_100_percent(&spec.get(field));
+        }
+    }
+    spec.get("selector").selector();
+    spec.get("unhealthyPodEvictionPolicy").any_of(&["AlwaysAllow", "IfHealthyBudget"]);
+}
+
+fn disruption_budget_status(at: &At<'_>, _old: &At<'_>) {
+    conditions(&at.get("status.conditions"));
+    for field in ["disruptionsAllowed", "currentHealthy", "desiredHealthy", "expectedPods"] {
+        at.get("status").get(field).not_negative();
     }
 }

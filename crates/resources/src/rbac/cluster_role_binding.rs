@@ -2,15 +2,15 @@
 
 use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
 
-use super::{RULES, default_binding, role_cell, subjects_cell};
+use super::{RULES, binding, default_binding, role_cell, role_stays, subjects_cell};
 use crate::kind::{Kind, Rules, age, name, text, wide};
-use crate::validate::policy;
+use crate::validate::at::At;
 
 pub(crate) static KIND: Kind<ClusterRoleBinding> = Kind {
     default: |binding| default_binding(&mut binding.role_ref, &mut binding.subjects),
     rules: Rules {
-        create: policy::cluster_role_binding,
-        update: Some(policy::cluster_role_binding_update),
+        create: cluster_role_binding,
+        update: Some(cluster_role_binding_update),
         ..RULES
     },
     columns: &[
@@ -37,3 +37,12 @@ pub(crate) static KIND: Kind<ClusterRoleBinding> = Kind {
     ],
     ..Kind::BASE
 };
+
+fn cluster_role_binding(at: &At<'_>) {
+    binding(at, &["ClusterRole"], false);
+}
+
+fn cluster_role_binding_update(at: &At<'_>, old: &At<'_>) {
+    cluster_role_binding(at);
+    role_stays(at, old);
+}

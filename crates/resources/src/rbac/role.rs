@@ -2,9 +2,12 @@
 
 use k8s_openapi::api::rbac::v1::Role;
 
-use super::RULES;
+use super::{RULES, rules};
 use crate::kind::{Kind, Rules};
-use crate::validate::policy;
+use crate::validate::at::At;
 
-pub(crate) static KIND: Kind<Role> =
-    Kind { rules: Rules { create: policy::role, ..RULES }, ..Kind::BASE };
+pub(crate) static KIND: Kind<Role> = Kind { rules: Rules { create: role, ..RULES }, ..Kind::BASE };
+
+fn role(at: &At<'_>) {
+    rules(at, true);
+}

@@ -2,17 +2,13 @@
 
 use k8s_openapi::api::rbac::v1::RoleBinding;
 
-use super::{RULES, default_binding, role_cell, subjects_cell};
+use super::{RULES, binding, default_binding, role_cell, role_stays, subjects_cell};
 use crate::kind::{Kind, Rules, age, name, text, wide};
-use crate::validate::policy;
+use crate::validate::at::At;
 
 pub(crate) static KIND: Kind<RoleBinding> = Kind {
     default: |binding| default_binding(&mut binding.role_ref, &mut binding.subjects),
-    rules: Rules {
-        create: policy::role_binding,
-        update: Some(policy::role_binding_update),
-        ..RULES
-    },
+    rules: Rules { create: role_binding, update: Some(role_binding_update), ..RULES },
     columns: &[
         name(),
         text(
@@ -34,3 +30,12 @@ pub(crate) static KIND: Kind<RoleBinding> = Kind {
     ],
     ..Kind::BASE
 };
+
+fn role_binding(at: &At<'_>) {
+    binding(at, &["Role", "ClusterRole"], true);
+}
+
+fn role_binding_update(at: &At<'_>, old: &At<'_>) {
+    role_binding(at);
+    role_stays(at, old);
+}

@@ -3,9 +3,12 @@
 use k8s_openapi::api::resource::v1alpha3::DeviceTaintRule;
 use machinery::Time;
 
+use super::{label, pool_name, taint};
 use crate::kind::{Kind, Rules, STATUS, age, field, name, spec_and_status};
 use crate::print::since;
-use crate::validate::optional;
+use crate::validate::at::At;
+use crate::validate::shared::conditions;
+use crate::validate::volumes::csi_driver_name;
 
 pub(crate) static KIND: Kind<DeviceTaintRule> = Kind {
     optional: true,
@@ -17,8 +20,8 @@ pub(crate) static KIND: Kind<DeviceTaintRule> = Kind {
     generation: Some(|new, old| new.spec != old.spec),
     gated: renew,
     rules: Rules {
-        create: optional::device_taint_rule,
-        parts: &[("status", optional::device_taint_status)],
+        create: device_taint_rule,
+        parts: &[("status", device_taint_status)],
         ..Rules::NONE
     },
     deprecation: "resource.k8s.io/v1alpha3 DeviceTaintRule is deprecated in v1.36+, unavailable in v1.39+",
@@ -52,5 +55,30 @@ fn renew(rule: &mut DeviceTaintRule, old: Option<&DeviceTaintRule>) {
     let (taint, Some(old)) = (&mut rule.spec.taint, old) else { return };
     if taint.effect != old.spec.taint.effect && taint.time_added == old.spec.taint.time_added {
         taint.time_added = Some(now());
+    }
+}
+
+fn device_taint_rule(at: &At<'_>) {
+    let spec = at.get("spec");
+    let [driver, pool, device] =
+        ["driver", "pool", "device"].map(|field| spec.get("deviceSelector").get(field));
+    if driver.is_set() {
+        csi_driver_name(&driver);
+    }
+    if pool.is_set() {
+        pool_name(&pool);
+    }
+    if device.is_set() {
+        label(&device);
+    }
+    taint(&spec.get("taint"));
+}
+
+fn device_taint_status(at: &At<'_>, _old: &At<'_>) {
+    const CONDITIONS: usize = 8;
+    let list = at.get("status.conditions");
+    conditions(&list);
+    if list.len() > CONDITIONS {
+        list.too_many(CONDITIONS);
     }
 }

@@ -4,11 +4,18 @@ use base::features::Feature;
 use k8s_openapi::api::resource::v1::{
     DeviceRequestAllocationResult, ResourceClaim, ResourceClaimStatus,
 };
+use serde_json::json;
 
-use super::{CLAIM_SPEC, default_claim};
+use super::{
+    CLAIM_SPEC, MOST, PARAMETERS, binding_conditions, claim_update, configuration, default_claim,
+    device_claim, label, list, pool_name, raw, reference, references, request_names,
+};
 use crate::gated::{Gated, any, close, close_part, gated, taken};
 use crate::kind::{Kind, Rules, STATUS, age, name, spec_and_status, text};
-use crate::validate::devices;
+use crate::validate::at::At;
+use crate::validate::pod::node_selector;
+use crate::validate::shared::conditions;
+use crate::validate::volumes::csi_driver_name;
 
 pub(crate) static KIND: Kind<ResourceClaim> = Kind {
     subresources: &[STATUS],
@@ -19,9 +26,9 @@ pub(crate) static KIND: Kind<ResourceClaim> = Kind {
         close_part(CLAIM_STATUS, new.status.as_mut(), old.map(|old| old.status.as_ref()));
     },
     rules: Rules {
-        create: devices::claim,
-        update: Some(devices::claim_update),
-        parts: &[("status", devices::claim_status)],
+        create: claim,
+        update: Some(claim_update),
+        parts: &[("status", claim_status)],
         ..Rules::NONE
     },
     returns_deleted: true,
@@ -73,6 +80,85 @@ fn state(claim: &ResourceClaim) -> &'static str {
         (true, true, true) => "deleted,allocated,reserved",
         (false, true, false) => "allocated",
         (false, true, true) => "allocated,reserved",
+    }
+}
+
+fn claim(at: &At<'_>) {
+    device_claim(&at.get("spec.devices"));
+}
+
+fn claim_status(at: &At<'_>, old: &At<'_>) {
+    const USERS: usize = 256;
+    let (status, before) = (at.get("status"), old.get("status"));
+    let known = request_names(&at.get("spec.devices"));
+    let (users, allocation) = (status.get("reservedFor"), status.get("allocation"));
+    let user = |one: &At<'_>| {
+        for field in ["resource", "name", "uid"] {
+            one.get(field).need();
+        }
+    };
+    list(&users, USERS, user, Some(|one| one.get("uid").str()));
+    status.get("devices").items().for_each(|one| device_status(&one, &allocation));
+    if !users.is_empty() && !allocation.is_set() {
+        users.forbidden("may not be specified when `allocated` is not set");
+    } else if !users.is_empty() && !at.get("metadata.deletionTimestamp").is_empty() {
+        let earlier = before.get("reservedFor").items().map(|one| one.value).collect::<Vec<_>>();
+        if users.items().any(|one| !earlier.contains(&one.value)) {
+            users.forbidden("new entries may not be added while `deallocationRequested` or `deletionTimestamp` are set");
+        }
+    }
+    if before.has("allocation") && allocation.is_set() {
+        allocation.unchanged(&before.get("allocation"));
+    } else if allocation.is_set() {
+        allocated(&allocation, &known);
+    }
+}
+
+fn allocated(at: &At<'_>, known: &[String]) {
+    let devices = at.get("devices");
+    let result = |one: &At<'_>| {
+        reference(&one.get("request"), known);
+        csi_driver_name(&one.get("driver"));
+        pool_name(&one.get("pool"));
+        label(&one.get("device"));
+        binding_conditions(one);
+    };
+    list(&devices.get("results"), MOST, result, None);
+    let config = |one: &At<'_>| {
+        let source = one.get("source");
+        if source.need() {
+            source.one_of(&["FromClaim", "FromClass"]);
+        }
+        references(&one.get("requests"), known);
+        configuration(one);
+    };
+    list(&devices.get("config"), 2 * MOST, config, None);
+    if at.has("nodeSelector") {
+        node_selector(&at.get("nodeSelector"));
+    }
+}
+
+fn device_status(at: &At<'_>, allocation: &At<'_>) {
+    const CONDITIONS: usize = 8;
+    csi_driver_name(&at.get("driver"));
+    pool_name(&at.get("pool"));
+    label(&at.get("device"));
+    let id = |at: &At<'_>| {
+        ["driver", "pool", "device", "shareID"].map(|field| at.get(field).str().to_owned())
+    };
+    if !allocation.get("devices.results").items().any(|result| id(&result) == id(at)) {
+        let [driver, pool, device, share] = id(at);
+        let mut shown = json!({"Driver": driver, "Pool": pool, "Device": device});
+        shown["ShareID"] = share.into();
+        at.invalid_as(shown, "must be an allocated device in the claim");
+    }
+    let all = at.get("conditions");
+    if all.len() > CONDITIONS {
+        all.too_many(CONDITIONS);
+    }
+    conditions(&all);
+    if at.has("data") {
+        raw(&at.get("data"), PARAMETERS);
     }
 }
 

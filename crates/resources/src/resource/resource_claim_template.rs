@@ -2,23 +2,26 @@
 
 use k8s_openapi::api::resource::v1::ResourceClaimTemplate;
 
-use super::{CLAIM_SPEC, default_claim};
+use super::{CLAIM_SPEC, claim_update, default_claim, device_claim};
 use crate::gated::close;
 use crate::kind::{Kind, Rules, age, name};
-use crate::validate::devices;
+use crate::validate::at::At;
 
 pub(crate) static KIND: Kind<ResourceClaimTemplate> = Kind {
     default: |template| default_claim(&mut template.spec.spec),
     gated: |new, old| close(CLAIM_SPEC, &mut new.spec.spec, old.map(|old| &old.spec.spec)),
-    rules: Rules {
-        create: devices::claim_template,
-        update: Some(devices::claim_update),
-        ..Rules::NONE
-    },
+    rules: Rules { create: claim_template, update: Some(claim_update), ..Rules::NONE },
     returns_deleted: true,
     columns: &[name(), age()],
     ..Kind::BASE
 };
+
+fn claim_template(at: &At<'_>) {
+    let metadata = at.get("spec.metadata");
+    metadata.get("labels").labels();
+    metadata.get("annotations").annotations();
+    device_claim(&at.get("spec.spec.devices"));
+}
 
 #[cfg(test)]
 mod tests {

@@ -4,11 +4,14 @@ use k8s_openapi::api::resource::v1alpha3::{
     PoolStatus, ResourcePoolStatusRequest, ResourcePoolStatusRequestStatus,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use machinery::names;
 use serde_json::Value;
 
+use super::pool_name;
 use crate::kind::{Kind, Rules, STATUS, name, spec_and_status, text};
 use crate::print::since;
-use crate::validate::optional;
+use crate::validate::at::At;
+use crate::validate::shared::{conditions, immutable};
 
 const LIMIT: i32 = 100;
 
@@ -20,9 +23,9 @@ pub(crate) static KIND: Kind<ResourcePoolStatusRequest> = Kind {
     },
     parts: Some(spec_and_status!()),
     rules: Rules {
-        create: optional::pool_request,
-        update: Some(optional::pool_request_update),
-        parts: &[("status", optional::pool_request_status)],
+        create: pool_request,
+        update: Some(pool_request_update),
+        parts: &[("status", pool_request_status)],
         unconditional_update: false,
         ..Rules::NONE
     },
@@ -97,5 +100,61 @@ fn state(request: &ResourcePoolStatusRequest) -> String {
         format!("Complete ({shown}/{} pools)", status.pool_count)
     } else {
         "Complete".into()
+    }
+}
+
+fn pool_request(at: &At<'_>) {
+    const MOST: i64 = 1000;
+    let spec = at.get("spec");
+    let [driver, pool, limit] = ["driver", "poolName", "limit"].map(|field| spec.get(field));
+    driver.need_name(|text| names::dns1123_subdomain(&text.to_lowercase()));
+    if pool.is_set() {
+        pool_name(&pool);
+    }
+    limit.at_least(1);
+    at_most(&limit, MOST);
+}
+
+fn at_most(at: &At<'_>, most: i64) {
+    if at.number().is_some_and(|number| number > most) {
+        at.invalid(&format!("must be less than or equal to {most}"));
+    }
+}
+
+fn pool_request_update(at: &At<'_>, old: &At<'_>) {
+    immutable(&at.get("spec"), &old.get("spec"));
+}
+
+/// An answer is given once.
+fn pool_request_status(at: &At<'_>, old: &At<'_>) {
+    const POOLS: usize = 1000;
+    const CONDITIONS: usize = 10;
+    const FIGURES: &[&str] = &[
+        "generation",
+        "totalDevices",
+        "allocatedDevices",
+        "availableDevices",
+        "unavailableDevices",
+    ];
+    let status = at.get("status");
+    if old.has("status") {
+        return status.unchanged(&old.get("status"));
+    }
+    if !status.is_set() {
+        return;
+    }
+    conditions(&status.get("conditions"));
+    status.get("poolCount").not_negative();
+    for (field, most) in [("pools", POOLS), ("conditions", CONDITIONS)] {
+        if status.get(field).len() > most {
+            status.get(field).too_many(most);
+        }
+    }
+    for pool in status.get("pools").items() {
+        pool.get("driver").need_name(|text| names::dns1123_subdomain(&text.to_lowercase()));
+        pool_name(&pool.get("poolName"));
+        FIGURES.iter().for_each(|field| pool.get(field).not_negative());
+        pool.get("resourceSliceCount").at_least(1);
+        pool.get("nodeName").any_name(names::dns1123_subdomain);
     }
 }

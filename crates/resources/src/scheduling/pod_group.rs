@@ -2,11 +2,13 @@
 
 use base::features::Feature;
 use k8s_openapi::api::scheduling::v1alpha2::PodGroup;
+use machinery::names;
 
-use super::POD_GROUP;
+use super::{POD_GROUP, scheduling_policy};
 use crate::gated::close;
 use crate::kind::{Kind, Rules, STATUS, age, field, name, spec_and_status, text};
-use crate::validate::optional;
+use crate::validate::at::At;
+use crate::validate::shared::{conditions, immutable};
 
 pub(crate) static KIND: Kind<PodGroup> = Kind {
     optional: true,
@@ -15,9 +17,9 @@ pub(crate) static KIND: Kind<PodGroup> = Kind {
     parts: Some(spec_and_status!()),
     gated: |new, old| close(POD_GROUP, &mut new.spec, old.map(|old| &old.spec)),
     rules: Rules {
-        create: optional::pod_group,
-        update: Some(optional::pod_group_update),
-        parts: &[("status", optional::pod_group_status)],
+        create: pod_group,
+        update: Some(pod_group_update),
+        parts: &[("status", pod_group_status)],
         ..Rules::NONE
     },
     columns: &[
@@ -50,6 +52,39 @@ fn status(group: &PodGroup) -> &str {
         (None, Some(scheduled)) if scheduled.status == "True" => "Scheduled",
         (None, Some(_)) => "Unschedulable",
         (None, None) => "Pending",
+    }
+}
+
+fn pod_group(at: &At<'_>) {
+    let spec = at.get("spec");
+    let template = spec.get("podGroupTemplateRef");
+    let workload = template.get("workload");
+    if template.is_set() && !workload.is_set() {
+        template.invalid_as("", "must specify one of: `workload`");
+    }
+    if workload.is_set() {
+        workload.get("workloadName").need_name(names::dns1123_subdomain);
+        workload.get("podGroupTemplateName").need_name(names::dns1123_label);
+    }
+    scheduling_policy(&spec.get("schedulingPolicy"));
+}
+
+fn pod_group_update(at: &At<'_>, old: &At<'_>) {
+    for field in ["spec.podGroupTemplateRef", "spec.schedulingPolicy", "spec.resourceClaims"] {
+        immutable(&at.get(field), &old.get(field));
+    }
+}
+
+fn pod_group_status(at: &At<'_>, _old: &At<'_>) {
+    let status = at.get("status");
+    conditions(&status.get("conditions"));
+    let claims = at.get("spec.resourceClaims");
+    let known: Vec<&str> = claims.items().map(|claim| claim.get("name").str()).collect();
+    for one in status.get("resourceClaimStatuses").items() {
+        let name = one.get("name");
+        if !known.contains(&name.str()) {
+            name.invalid_text("must match the name of an entry in `spec.resourceClaims`");
+        }
     }
 }
 

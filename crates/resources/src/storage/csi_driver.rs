@@ -1,19 +1,22 @@
 //! CSIDriver: what a driver of volumes can do.
 
+use std::collections::HashSet;
+
 use base::features::{self, Feature};
 use k8s_openapi::api::storage::v1::CSIDriver;
 
 use crate::gated::{Gated, close, gated, taken};
 use crate::kind::{Kind, Rules, age, field, name};
 use crate::print::or_none;
-use crate::validate::{storage, warnings};
+use crate::validate::at::At;
+use crate::validate::warnings;
 
 pub(crate) static KIND: Kind<CSIDriver> = Kind {
     default,
     gated: |new, old| close(GATED, new, old),
     rules: Rules {
-        create: storage::csi_driver,
-        update: Some(storage::csi_driver_update),
+        create: csi_driver,
+        update: Some(csi_driver_update),
         unconditional_update: false,
         ..Rules::NONE
     },
@@ -85,6 +88,46 @@ fn default(driver: &mut CSIDriver) {
 fn audiences(driver: &CSIDriver) -> String {
     let Some(requests) = &driver.spec.token_requests else { return "<unset>".into() };
     requests.iter().map(|one| one.audience.as_str()).collect::<Vec<_>>().join(",")
+}
+
+fn csi_driver(at: &At<'_>) {
+    let spec = at.get("spec");
+    spec.get("fsGroupPolicy").any_of(&["File", "None", "ReadWriteOnceWithFSType"]);
+    let mut seen = HashSet::new();
+    for request in spec.get("tokenRequests").items() {
+        let (audience, seconds) = (request.get("audience"), request.get("expirationSeconds"));
+        if !seen.insert(audience.str()) {
+            audience.duplicate_text();
+            continue;
+        }
+        if seconds.number().is_some_and(|seconds| seconds < 600) {
+            seconds.invalid("may not specify a duration less than 10 minutes");
+        }
+        if seconds.int() > 1 << 32 {
+            seconds.invalid("may not specify a duration larger than 2^32 seconds");
+        }
+    }
+    let modes = spec.get("volumeLifecycleModes");
+    for mode in modes.items() {
+        mode.called(modes.path.clone()).one_of(&["Persistent", "Ephemeral"]);
+    }
+    let period = spec.get("nodeAllocatableUpdatePeriodSeconds");
+    if period.number().is_some_and(|seconds| seconds < 10) {
+        period.invalid("must be greater than or equal to 10 seconds");
+    }
+    let secrets = spec.get("serviceAccountTokenInSecrets");
+    if secrets.is_set() && spec.get("tokenRequests").is_empty() {
+        secrets.invalid("serviceAccountTokenInSecrets is set but no tokenRequests are specified");
+    }
+}
+
+fn csi_driver_update(at: &At<'_>, old: &At<'_>) {
+    csi_driver(at);
+    let (spec, before) = (at.get("spec"), old.get("spec"));
+    spec.get("attachRequired")
+        .called(spec.child_path("attachedRequired"))
+        .unchanged(&before.get("attachRequired"));
+    spec.get("volumeLifecycleModes").unchanged(&before.get("volumeLifecycleModes"));
 }
 
 #[cfg(test)]
