@@ -385,7 +385,7 @@ fn registry(
         node_ports: flags.service_node_port_range.clone(),
         kubelets: Arc::new(resources::Kubelets::new(http, plain)),
         tokens: Arc::new(TokenRequests::new(credentials.keys.clone())),
-        is_on: Box::new(move |row| config.serves(row, false) && resources::versions::is_open(row)),
+        is_on: Box::new(move |row| config.serves(row.resource(), false) && row.is_open()),
         allow_privileged: flags.allow_privileged,
     });
     table.insert(Arc::new(extensions::definition::row(facts)));

@@ -1,37 +1,46 @@
-//! The built-in resources: a row and a strategy each.
+//! The built-in resources.
 //!
 //! In: nothing but types. Out: [`table`], from which routes, discovery, columns and storage keys
-//! derive. A new kind is a file and a line in [`RESOURCES`].
+//! derive. A kind is a file, in which stands all that the server knows about it ([`kind::Kind`]), and
+//! a line in [`RESOURCES`].
 
 pub mod addresses;
-pub mod api_service;
+mod admissionregistration;
+mod apiregistration;
+mod apiserverinternal;
 mod apps;
-mod autoscaler;
+mod autoscaling;
+mod batch;
 pub mod bootstrap;
-mod columns;
-mod component_status;
+mod certificates;
+mod coordination;
 mod core;
-mod csr;
 mod defaults;
+mod discovery;
 mod events;
 pub mod fairness;
+mod flowcontrol;
 mod gated;
-mod job;
+mod generic;
+mod kind;
 mod kubelets;
 mod log_options;
 mod log_stream;
 mod metrics;
 mod native;
-mod optional;
-mod parts;
+mod networking;
+mod node;
+mod policy;
 mod print;
-mod printers;
 mod proxy;
-mod resource_claims;
+mod rbac;
+mod resource;
 mod row;
-mod rows;
 mod scale;
+mod scheduling;
 pub mod schemas;
+mod storage;
+mod storagemigration;
 pub mod upkeep;
 mod validate;
 pub mod versions;
@@ -39,19 +48,94 @@ pub mod versions;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-use apiserver::resource::{CreateHandler, Resource, ResourceTable};
+use apiserver::resource::{CreateHandler, ResourceTable};
 use machinery::patch::Schema;
 
+use kind::AnyKind;
 pub use kubelets::Kubelets;
 pub use native::native;
 pub use row::Row;
 
-/// Rows that need nothing but their type, by group.
-const RESOURCES: &[&[fn() -> Row]] =
-    &[core::ROWS, apps::ROWS, autoscaler::ROWS, events::ROWS, resource_claims::ROWS, rows::ROWS];
+/// The kinds, a line each, in discovery's order.
+static RESOURCES: &[&dyn AnyKind] = &[
+    &core::binding::KIND,
+    &core::component_status::KIND,
+    &core::config_map::KIND,
+    &core::endpoints::KIND,
+    &events::event::CORE,
+    &core::limit_range::KIND,
+    &core::namespace::KIND,
+    &core::node::KIND,
+    &core::persistent_volume::KIND,
+    &core::persistent_volume_claim::KIND,
+    &core::pod::KIND,
+    &core::pod_template::KIND,
+    &core::replication_controller::KIND,
+    &core::resource_quota::KIND,
+    &core::secret::KIND,
+    &core::service::KIND,
+    &core::service_account::KIND,
+    &admissionregistration::mutating_admission_policy::KIND,
+    &admissionregistration::mutating_admission_policy_binding::KIND,
+    &admissionregistration::mutating_webhook_configuration::KIND,
+    &admissionregistration::validating_admission_policy::KIND,
+    &admissionregistration::validating_admission_policy_binding::KIND,
+    &admissionregistration::validating_webhook_configuration::KIND,
+    &apiregistration::api_service::KIND,
+    &apps::controller_revision::KIND,
+    &apps::daemon_set::KIND,
+    &apps::deployment::KIND,
+    &apps::replica_set::KIND,
+    &apps::stateful_set::KIND,
+    &autoscaling::horizontal_pod_autoscaler::KIND,
+    &autoscaling::horizontal_pod_autoscaler::V1,
+    &batch::cron_job::KIND,
+    &batch::job::KIND,
+    &certificates::certificate_signing_request::KIND,
+    &certificates::cluster_trust_bundle::KIND,
+    &certificates::pod_certificate_request::KIND,
+    &coordination::lease::KIND,
+    &coordination::lease_candidate::KIND,
+    &discovery::endpoint_slice::KIND,
+    &events::event::KIND,
+    &flowcontrol::flow_schema::KIND,
+    &flowcontrol::priority_level_configuration::KIND,
+    &apiserverinternal::storage_version::KIND,
+    &networking::ingress::KIND,
+    &networking::ingress_class::KIND,
+    &networking::ip_address::KIND,
+    &networking::network_policy::KIND,
+    &networking::service_cidr::KIND,
+    &node::runtime_class::KIND,
+    &policy::pod_disruption_budget::KIND,
+    &rbac::cluster_role::KIND,
+    &rbac::cluster_role_binding::KIND,
+    &rbac::role::KIND,
+    &rbac::role_binding::KIND,
+    &resource::device_class::KIND,
+    &resource::device_taint_rule::KIND,
+    &resource::resource_claim::KIND,
+    &resource::resource_claim_template::KIND,
+    &resource::resource_pool_status_request::KIND,
+    &resource::resource_slice::KIND,
+    &scheduling::pod_group::KIND,
+    &scheduling::priority_class::KIND,
+    &scheduling::workload::KIND,
+    &storage::csi_driver::KIND,
+    &storage::csi_node::KIND,
+    &storage::csi_storage_capacity::KIND,
+    &storage::storage_class::KIND,
+    &storage::volume_attachment::KIND,
+    &storage::volume_attributes_class::KIND,
+    &storagemigration::storage_version_migration::KIND,
+];
 
-/// As [`RESOURCES`], of kinds that no version is served of unless somebody asks for it.
-const OPTIONAL: &[&[fn() -> Row]] = &[optional::ROWS];
+/// What only a running server has, for the kinds that need it.
+pub(crate) struct Wiring {
+    node_ports: RangeInclusive<u16>,
+    kubelets: Arc<Kubelets>,
+    tokens: Arc<dyn CreateHandler>,
+}
 
 /// What some rows need of the server they are in.
 pub struct Options {
@@ -63,7 +147,7 @@ pub struct Options {
     /// Answers `serviceaccounts/NAME/token`.
     pub tokens: Arc<dyn CreateHandler>,
     /// Which of the rows that are off by default there are.
-    pub is_on: Box<dyn Fn(&Resource) -> bool>,
+    pub is_on: Box<dyn Fn(&Row) -> bool>,
     /// Upstream's `--allow-privileged`: of the whole process, as there.
     pub allow_privileged: bool,
 }
@@ -72,36 +156,24 @@ pub struct Options {
 pub fn table(options: Options) -> ResourceTable {
     let Options { schema, node_ports, kubelets, tokens, is_on, allow_privileged } = options;
     validate::capabilities::allow_privileged(allow_privileged);
-    let plain = RESOURCES.iter().flat_map(|group| group.iter()).map(|row| row());
-    let optional = versions::rows().filter(|row| is_on(row.resource()));
-    let wired = [
-        core::pod::row(&kubelets),
-        core::node::row(&kubelets),
-        core::service::row(node_ports, &kubelets),
-        core::service_account(tokens),
-    ];
-    let rows = plain.chain(wired).chain(metrics::rows(&kubelets)).chain(optional);
+    let optional = versions::rows().filter(|row| is_on(row));
+    let metrics = metrics::rows(&kubelets);
+    let wiring = Wiring { node_ports, kubelets, tokens };
+    let kinds = RESOURCES.iter().filter(|kind| !kind.is_optional());
+    let rows = kinds.map(|kind| kind.row(Some(&wiring))).chain(metrics).chain(optional);
     ResourceTable::new(rows.map(|row| row.build(schema.clone())))
 }
 
 /// Where built-in resources are kept below `/registry/`: place, group, plural. For what stands
 /// before the table, such as the store's encryption.
 pub fn places() -> Vec<(String, (String, String))> {
-    // Those that are wired, see [`table`].
-    const WIRED: &[(&str, &str)] = &[
-        ("pods", "pods"),
-        ("minions", "nodes"),
-        ("services/specs", "services"),
-        ("serviceaccounts", "serviceaccounts"),
-    ];
-    let core = WIRED.iter().map(|(place, name)| ((*place).into(), (String::new(), (*name).into())));
-    let rows = RESOURCES.iter().chain(OPTIONAL).flat_map(|group| group.iter());
-    let rows = rows.map(|row| row().build(None));
-    core.chain(rows.filter_map(|row| Some((row.storage?, (row.group, row.plural))))).collect()
+    let rows = RESOURCES.iter().map(|kind| kind.row(None).build(None));
+    rows.filter_map(|row| Some((row.storage?, (row.group, row.plural)))).collect()
 }
 
 #[cfg(test)]
 mod tests {
+
     use super::*;
 
     #[test]
@@ -111,6 +183,17 @@ mod tests {
             let Some(place) = &row.storage else { continue };
             assert!(places.iter().any(|(one, _)| one == place), "{place}");
         }
+    }
+
+    pub(crate) fn kind_of(name: &str) -> &'static dyn AnyKind {
+        let mut kinds = RESOURCES.iter().copied();
+        kinds.find(|one| one.row(None).resource().kind == name).expect("a kind")
+    }
+
+    /// As a server without kubelets has it.
+    pub(crate) fn wiring() -> Wiring {
+        let Options { node_ports, kubelets, tokens, .. } = options();
+        Wiring { node_ports, kubelets, tokens }
     }
 
     fn options() -> Options {

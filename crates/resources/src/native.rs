@@ -11,12 +11,12 @@ use machinery::Object;
 use machinery::object::{DecodeError, Unstructured};
 use serde::Deserialize;
 
-use crate::{OPTIONAL, RESOURCES};
+use crate::RESOURCES;
 
-/// Those that have nothing but their type; the others' objects are complete when they are stored.
+/// Those that need no running server; the others' objects are complete when they are stored.
 static ROWS: LazyLock<Vec<Resource>> = LazyLock::new(|| {
-    let rows = RESOURCES.iter().chain(OPTIONAL).flat_map(|group| group.iter());
-    let rows = rows.map(|row| row().build(None));
+    let kinds = RESOURCES.iter().filter(|kind| !kind.is_wired());
+    let rows = kinds.map(|kind| kind.row(None).build(None));
     rows.filter(|row| row.storage.is_some() && row.conversion.is_none()).collect()
 });
 

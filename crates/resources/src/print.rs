@@ -6,10 +6,6 @@ use k8s_openapi::api::core::v1::Container;
 use machinery::{LabelSelector, Object, Time};
 use serde_json::Value;
 
-pub(crate) fn name_and_age_cells(object: &dyn Object) -> Vec<Value> {
-    vec![object.name().into(), age(object)]
-}
-
 /// How long an object has been there.
 pub(crate) fn age(object: &dyn Object) -> Value {
     since(object.meta().creation_timestamp.as_ref()).into()
@@ -66,12 +62,24 @@ pub(crate) fn or_none(text: String) -> String {
     if text.is_empty() { "<none>".into() } else { text }
 }
 
-/// The names and the images of containers, each comma separated.
-pub(crate) fn containers(containers: &[Container]) -> (String, String) {
-    let names: Vec<&str> = containers.iter().map(|one| one.name.as_str()).collect();
-    let images: Vec<&str> =
-        containers.iter().map(|one| one.image.as_deref().unwrap_or_default()).collect();
-    (names.join(","), images.join(","))
+/// The names of containers.
+pub(crate) fn names(containers: &[Container]) -> String {
+    containers.iter().map(|one| one.name.as_str()).collect::<Vec<_>>().join(",")
+}
+
+/// The images of containers.
+pub(crate) fn images(containers: &[Container]) -> String {
+    let images = containers.iter().map(|one| one.image.as_deref().unwrap_or_default());
+    images.collect::<Vec<_>>().join(",")
+}
+
+/// The first three of a list, and how many more there are.
+pub(crate) fn first_three(mut all: Vec<String>) -> String {
+    const SHOWN: usize = 3;
+    let more = all.len().saturating_sub(SHOWN);
+    all.truncate(SHOWN);
+    let text = all.join(",");
+    if more > 0 { format!("{text} + {more} more...") } else { text }
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use api::versions::Version;
 use apiserver::resource::{
     ALL_VERBS, Behaviour, Conversion, Resource, Strategy, Subresource, SubresourceKind,
 };
+use base::features::{self, Feature};
 use k8s_openapi::{ClusterResourceScope, Metadata};
 use machinery::object::{Codec, DecodeError, Decoded, Unstructured};
 use machinery::patch::Schema;
@@ -16,15 +17,23 @@ use serde_json::Value;
 use crate::versions;
 
 /// A row in the making.
-pub struct Row(Resource);
+pub struct Row {
+    resource: Resource,
+    /// The row is served only while this gate is open.
+    gate: Option<Feature>,
+}
 
 impl Row {
+    fn of(resource: Resource) -> Self {
+        Self { resource, gate: None }
+    }
+
     /// The row of a kind with a strategy; group, version, plural and scope are the type's.
     pub fn new<T>(strategy: impl Strategy + 'static) -> Self
     where
         T: Metadata<Ty = ObjectMeta> + 'static,
     {
-        Self(Resource {
+        Self::of(Resource {
             group: T::GROUP.into(),
             version: T::VERSION.into(),
             kind: T::KIND.into(),
@@ -55,7 +64,7 @@ impl Row {
         strategy: impl Strategy + 'static,
     ) -> Self {
         let codec = Untyped { api_version: format!("{group}/{version}"), kind: kind.into() };
-        Self(Resource {
+        Self::of(Resource {
             group: group.into(),
             version: version.into(),
             kind: kind.into(),
@@ -77,76 +86,80 @@ impl Row {
     }
 
     pub fn short(mut self, names: &[&str]) -> Self {
-        self.0.short_names = names.iter().map(|name| (*name).to_owned()).collect();
+        self.resource.short_names = names.iter().map(|name| (*name).to_owned()).collect();
         self
     }
 
     pub fn categories(mut self, names: &[&str]) -> Self {
-        self.0.categories = names.iter().map(|name| (*name).to_owned()).collect();
+        self.resource.categories = names.iter().map(|name| (*name).to_owned()).collect();
         self
     }
 
     /// Where the objects are kept, when that is not the plural.
     pub fn storage(mut self, prefix: &str) -> Self {
-        self.0.storage = Some(prefix.into());
+        self.resource.storage = Some(prefix.into());
         self
     }
 
     /// Served in this version, stored in another.
-    pub fn converted(mut self, conversion: impl Conversion + 'static) -> Self {
-        self.0.conversion = Some(Arc::new(conversion));
+    pub(crate) fn converted_by(mut self, conversion: Arc<dyn Conversion>) -> Self {
+        self.resource.conversion = Some(conversion);
         self
+    }
+
+    pub(crate) fn gate(mut self, gate: Option<Feature>) -> Self {
+        self.gate = gate;
+        self
+    }
+
+    /// Nothing is stored: objects are computed, or a create is answered.
+    pub(crate) fn not_stored(mut self) -> Self {
+        self.resource.storage = None;
+        self
+    }
+
+    /// Is the gate of the kind open, if it has one? Says so if it is not.
+    pub fn is_open(&self) -> bool {
+        let Some(gate) = self.gate.filter(|gate| !features::enabled(*gate)) else { return true };
+        let kind = &self.resource.kind;
+        tracing::warn!("{kind} storage is disabled because the {gate} feature gate is disabled");
+        false
     }
 
     /// The same resource in another version than the stored one, which is this.
     pub fn in_version(mut self, version: Version) -> Self {
-        self.0.version = version.version().into();
-        self.0.codec = version.codec().expect("api knows the kind of every further version");
-        self.converted(versions::Renamed::new(version))
+        self.resource.version = version.version().into();
+        self.resource.codec = version.codec().expect("api knows the kind of every further version");
+        self.converted_by(Arc::new(versions::Renamed::new(version)))
     }
 
-    pub(crate) fn resource(&self) -> &Resource {
-        &self.0
+    pub fn resource(&self) -> &Resource {
+        &self.resource
     }
 
     /// Other verbs than the usual eight.
     pub fn verbs(mut self, verbs: Vec<&'static str>) -> Self {
-        self.0.verbs = verbs;
+        self.resource.verbs = verbs;
         self
     }
 
     /// Nothing is stored; a create is answered by [`Strategy::review`].
     pub fn review(mut self) -> Self {
-        self.0.storage = None;
-        self.0.verbs = vec!["create"];
+        self.resource.storage = None;
+        self.resource.verbs = vec!["create"];
         self
     }
 
     /// Nothing is stored; what there is is found out when somebody asks.
     pub fn computed(mut self) -> Self {
-        self.0.storage = None;
-        self.0.verbs = vec!["get", "list"];
+        self.resource.storage = None;
+        self.resource.verbs = vec!["get", "list"];
         self
     }
 
     pub fn cluster_scoped(mut self) -> Self {
-        self.0.namespaced = false;
+        self.resource.namespaced = false;
         self
-    }
-
-    /// With `/status`.
-    pub fn status(self) -> Self {
-        self.part("status")
-    }
-
-    /// With another face of the same object.
-    pub fn part(self, name: &'static str) -> Self {
-        self.subresource(Subresource {
-            name,
-            kind: None,
-            verbs: &["get", "patch", "update"],
-            behaviour: Behaviour::Part,
-        })
     }
 
     pub fn sub(
@@ -161,15 +174,15 @@ impl Row {
     }
 
     fn subresource(mut self, subresource: Subresource) -> Self {
-        self.0.subresources.push(subresource);
+        self.resource.subresources.push(subresource);
         self
     }
 
     /// The finished row.
     pub fn build(mut self, schema: Option<Arc<dyn Schema>>) -> Resource {
-        self.0.subresources.sort_unstable_by_key(|sub| sub.name);
-        self.0.schema = schema;
-        self.0
+        self.resource.subresources.sort_unstable_by_key(|sub| sub.name);
+        self.resource.schema = schema;
+        self.resource
     }
 }
 

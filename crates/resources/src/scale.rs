@@ -12,6 +12,8 @@ use machinery::object::{Codec, Typed};
 use machinery::selector::Selector;
 use machinery::{Object, ObjectMeta, StatusError};
 
+use crate::kind::{Made, PART_VERBS, Sub};
+
 /// A kind with replicas.
 pub(crate) trait Scalable: Object {
     fn wanted(&self) -> i32;
@@ -21,8 +23,14 @@ pub(crate) trait Scalable: Object {
     fn selector(&self) -> String;
 }
 
-pub(crate) fn behaviour<T: Scalable>() -> Behaviour {
-    Behaviour::View(Arc::new(ScaleOf::<T>(PhantomData)))
+pub(crate) const fn sub<T: Scalable>() -> Sub {
+    let behaviour = || Behaviour::View(Arc::new(ScaleOf::<T>(PhantomData)));
+    Sub {
+        name: "scale",
+        kind: Some(("autoscaling", "v1", "Scale")),
+        verbs: PART_VERBS,
+        behaviour: Made::Plain(behaviour),
+    }
 }
 
 struct ScaleOf<T>(PhantomData<fn() -> T>);

@@ -2,19 +2,18 @@
 //! kinds of which no version is served by default. Upstream: `--runtime-config`.
 //!
 //! In: [`api::versions`], which knows versions and their fields, and rows. Out: [`rows`], all of them,
-//! of which the table takes those that are on; [`is_open`], for kinds that stay away while their
-//! feature gate is closed; and [`known`], what may be named without being served.
+//! of which the table takes those that are on; and [`known`], what may be named without being served.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use api::versions::{self, Version};
-use apiserver::resource::{Conversion, Resource};
-use base::features::{self, Feature};
+use apiserver::resource::Conversion;
 use machinery::object::Codec;
 use machinery::{Object, StatusError};
 
-use crate::{OPTIONAL, RESOURCES, Row};
+use crate::kind::AnyKind;
+use crate::{RESOURCES, Row};
 
 /// Versions that upstream's scheme has and none of its servers of this release serves: naming them
 /// is no mistake.
@@ -43,39 +42,21 @@ const EMPTY: &[&str] = &[
     "storage.k8s.io/v1alpha1",
 ];
 
-/// Kinds that are served only while a gate is open, and what upstream calls them when it is not.
-const GATED: &[(&str, &str, Feature)] = &[
-    ("certificates.k8s.io", "ClusterTrustBundle", Feature::ClusterTrustBundle),
-    ("certificates.k8s.io", "PodCertificateRequest", Feature::PodCertificateRequest),
-    ("scheduling.k8s.io", "PodGroup", Feature::GenericWorkload),
-    ("scheduling.k8s.io", "Workload", Feature::GenericWorkload),
-    ("storagemigration.k8s.io", "StorageVersionMigration", Feature::StorageVersionMigrator),
-];
-
-/// Is the gate of the kind open, if it has one? Says so if it is not.
-pub fn is_open(row: &Resource) -> bool {
-    let gate = GATED.iter().find(|(group, kind, _)| row.group == *group && row.kind == *kind);
-    let Some((_, kind, gate)) = gate.filter(|(_, _, gate)| !features::enabled(*gate)) else {
-        return true;
-    };
-    tracing::warn!("{kind} storage is disabled because the {gate} feature gate is disabled");
-    false
-}
-
 /// All rows that are off by default.
 pub(crate) fn rows() -> impl Iterator<Item = Row> {
-    let kinds = || RESOURCES.iter().chain(OPTIONAL).flat_map(|group| group.iter());
-    let further = kinds().flat_map(|row| {
-        let is_of = |version: &Version, row: &Row| {
-            let resource = row.resource();
-            version.kind == resource.kind && version.stored() == resource.api_version()
-        };
-        let of = row();
-        versions::all()
-            .filter(move |version| is_of(version, &of))
-            .map(|version| row().in_version(version))
-    });
-    further.chain(OPTIONAL.iter().flat_map(|group| group.iter()).map(|row| row()))
+    let further = RESOURCES.iter().flat_map(|kind| further(*kind));
+    let optional = RESOURCES.iter().filter(|kind| kind.is_optional()).map(|kind| kind.row(None));
+    further.chain(optional)
+}
+
+/// A kind's row in the versions that it has besides the stored one.
+fn further(kind: &'static dyn AnyKind) -> impl Iterator<Item = Row> {
+    let stored = kind.row(None);
+    let is_of = move |version: &Version| {
+        let resource = stored.resource();
+        version.kind == resource.kind && version.stored() == resource.api_version()
+    };
+    versions::all().filter(is_of).map(move |version| kind.row(None).in_version(version))
 }
 
 /// Groups and versions that may be named whether they are served or not.

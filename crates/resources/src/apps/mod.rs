@@ -1,13 +1,20 @@
-//! The apps group: Deployments and what they are made of.
+//! apps: workloads that shall go on.
 
-mod kinds;
+pub(crate) mod controller_revision;
+pub(crate) mod daemon_set;
+pub(crate) mod deployment;
+pub(crate) mod replica_set;
+pub(crate) mod stateful_set;
 
-use crate::Row;
+use crate::validate::at::At;
+use crate::validate::workloads;
 
-pub(crate) const ROWS: &[fn() -> Row] = &[
-    kinds::controller_revision,
-    kinds::daemon_set,
-    kinds::deployment,
-    kinds::replica_set,
-    kinds::stateful_set,
-];
+/// How the counts of a status are checked.
+const COUNTS: &[(&str, fn(&At<'_>, &At<'_>))] = &[("status", workloads::counts)];
+
+/// Go leaves out counts of zero.
+fn tidy_counts<const N: usize>(counts: [&mut Option<i32>; N]) {
+    for count in counts {
+        count.take_if(|count| *count == 0);
+    }
+}

@@ -1,31 +1,33 @@
 //! The core group: pods and what they live on.
 
 pub(crate) mod app_armor;
+pub(crate) mod binding;
+pub(crate) mod component_status;
+pub(crate) mod config_map;
+pub(crate) mod endpoints;
 mod families;
-mod label_keys;
-mod namespace;
+pub(crate) mod limit_range;
+pub(crate) mod namespace;
 pub(crate) mod node;
+pub(crate) mod persistent_volume;
+pub(crate) mod persistent_volume_claim;
 pub(crate) mod pod;
-mod pod_actions;
-mod pod_print;
+pub(crate) mod pod_template;
 pub(crate) mod podspec;
+pub(crate) mod replication_controller;
+pub(crate) mod resource_quota;
+pub(crate) mod secret;
 pub(crate) mod service;
-mod simple;
+pub(crate) mod service_account;
 
-use crate::Row;
-
-pub(crate) use simple::service_account;
-
-pub(crate) const ROWS: &[fn() -> Row] = &[
-    pod_actions::bindings,
-    simple::config_map,
-    simple::endpoints,
-    simple::limit_range,
-    namespace::row,
-    simple::persistent_volume_claim,
-    simple::persistent_volume,
-    simple::pod_template,
-    simple::replication_controller,
-    simple::resource_quota,
-    simple::secret,
-];
+/// Access modes of volumes, as Tables show them.
+fn access_modes_cell(modes: Option<&[String]>) -> String {
+    let short = |mode: &String| match mode.as_str() {
+        "ReadWriteOnce" => "RWO",
+        "ReadOnlyMany" => "ROX",
+        "ReadWriteMany" => "RWX",
+        "ReadWriteOncePod" => "RWOP",
+        _ => "",
+    };
+    modes.unwrap_or_default().iter().map(short).collect::<Vec<_>>().join(",")
+}

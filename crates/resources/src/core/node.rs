@@ -1,92 +1,109 @@
-//! Nodes.
+//! Node: a machine that runs pods.
 
 use std::sync::Arc;
 
 use apiserver::request::RequestContext;
-use apiserver::resource::{Column, Strategy};
+use base::features::Feature;
 use k8s_openapi::api::core::v1::{Node, NodeSpec, NodeSystemInfo};
-use machinery::Object;
-use serde_json::Value;
 
-use crate::Row;
-use crate::gated;
-use crate::kubelets::Kubelets;
-use crate::parts::{Parts, parts};
-use crate::print::{age, or_none};
+use crate::gated::{Gated, close, gated, taken};
+use crate::generic::Hooks;
+use crate::kind::{
+    Fields, Kind, Made, Parts, Rules, STATUS, Sub, age, field, name, spec_and_status, text, wide,
+};
+use crate::print::or_none;
 use crate::proxy;
+use crate::validate::core;
 
-const PARTS: Parts<Node> = parts!(Node);
+const PARTS: Parts<Node> = spec_and_status!();
 const ROLE_LABEL: &str = "node-role.kubernetes.io/";
 
-pub(crate) fn row(kubelets: &Arc<Kubelets>) -> Row {
-    let options = Some(("", "v1", "NodeProxyOptions"));
-    Row::new::<Node>(NodeStrategy).short(&["no"]).storage("minions").status().sub(
-        "proxy",
-        options,
-        proxy::VERBS,
-        proxy::behaviour(kubelets, proxy::Of::Node),
-    )
+pub(crate) static KIND: Kind<Node> = Kind {
+    short: &["no"],
+    storage: Some("minions"),
+    subresources: &[
+        STATUS,
+        Sub {
+            name: "proxy",
+            kind: Some(("", "v1", "NodeProxyOptions")),
+            verbs: proxy::VERBS,
+            behaviour: Made::Wired(|wiring| proxy::behaviour(&wiring.kubelets, proxy::Of::Node)),
+        },
+    ],
+    default,
+    gated: |new, old| close(GATED, new, old),
+    rules: Rules { create: core::node, update: Some(core::node_update), ..Rules::NONE },
+    columns: &[
+        name(),
+        text("Status", "string", "The status of the node", |node| state(node).into()),
+        text("Roles", "string", "The roles of the node", |node| roles(node).into()),
+        age(),
+        field("Version", "string", "api.core.v1.NodeSystemInfo.kubeletVersion", |node| {
+            info(node).map_or("", |info| info.kubelet_version.as_str()).into()
+        }),
+        wide(field("Internal-IP", "string", "api.core.v1.NodeStatus.addresses", |node| {
+            address(node, "InternalIP").into()
+        })),
+        wide(field("External-IP", "string", "api.core.v1.NodeStatus.addresses", |node| {
+            address(node, "ExternalIP").into()
+        })),
+        wide(field("OS-Image", "string", "api.core.v1.NodeSystemInfo.osImage", |node| {
+            known(info(node).map_or(String::new(), |info| info.os_image.clone())).into()
+        })),
+        wide(field(
+            "Kernel-Version",
+            "string",
+            "api.core.v1.NodeSystemInfo.kernelVersion",
+            |node| known(info(node).map_or(String::new(), kernel)).into(),
+        )),
+        wide(field(
+            "Container-Runtime",
+            "string",
+            "api.core.v1.NodeSystemInfo.containerRuntimeVersion",
+            |node| {
+                let version = info(node).map(|info| info.container_runtime_version.clone());
+                known(version.unwrap_or_default()).into()
+            },
+        )),
+    ],
+    fields: Fields::Of(&[("spec.unschedulable", |node| {
+        let spec = node.spec.as_ref();
+        spec.and_then(|spec| spec.unschedulable).unwrap_or_default().to_string()
+    })]),
+    hooks: |_| Arc::new(Life),
+    ..Kind::BASE
+};
+
+const GATED: &[Gated<Node>] = &[gated(&[Feature::NodeDeclaredFeatures], |node| {
+    node.status.as_mut().is_some_and(|status| taken(&mut status.declared_features))
+})];
+
+fn default(node: &mut Node) {
+    let spec: &mut NodeSpec = node.spec.get_or_insert_default();
+    spec.unschedulable.take_if(|unschedulable| !*unschedulable);
+    one_name_for_ranges(spec);
+    let status = node.status.get_or_insert_default();
+    // What is not said to be taken may be given out.
+    if status.allocatable.is_none() {
+        status.allocatable = status.capacity.clone();
+    }
 }
 
-struct NodeStrategy;
+struct Life;
 
-impl Strategy for NodeStrategy {
-    crate::validate::checked!(Node);
-
-    fn default(&self, object: &mut dyn Object) {
-        let node = object.expect_mut::<Node>();
-        let spec: &mut NodeSpec = node.spec.get_or_insert_default();
-        spec.unschedulable.take_if(|unschedulable| !*unschedulable);
-        one_name_for_ranges(spec);
-        let status = node.status.get_or_insert_default();
-        // What is not said to be taken may be given out.
-        if status.allocatable.is_none() {
-            status.allocatable = status.capacity.clone();
-        }
-    }
-
-    fn prepare_create(&self, _ctx: &RequestContext, object: &mut dyn Object) {
-        gated::node(object.expect_mut(), None);
-    }
-
-    fn prepare_update(&self, ctx: &RequestContext, object: &mut dyn Object, old: &dyn Object) {
+impl Hooks<Node> for Life {
+    /// A new node may bring its status; from then on both are written apart.
+    fn prepare_update(&self, ctx: &RequestContext, object: &mut Node, old: &Node) {
         PARTS.prepare_update(ctx, object, old);
-        gated::node(object.expect_mut(), Some(old.expect()));
     }
+}
 
-    fn selectable_names(&self) -> &'static [&'static str] {
-        &["spec.unschedulable"]
-    }
+fn info(node: &Node) -> Option<&NodeSystemInfo> {
+    node.status.as_ref().and_then(|status| status.node_info.as_ref())
+}
 
-    fn selectable_fields(&self, object: &dyn Object) -> Vec<(&'static str, String)> {
-        let spec = object.expect::<Node>().spec.as_ref();
-        let unschedulable = spec.and_then(|spec| spec.unschedulable).unwrap_or_default();
-        vec![("spec.unschedulable", unschedulable.to_string())]
-    }
-
-    fn columns(&self) -> Vec<Column> {
-        crate::columns::of::<Node>()
-    }
-
-    fn cells(&self, object: &dyn Object) -> Vec<Value> {
-        let node = object.expect::<Node>();
-        let info =
-            node.status.as_ref().and_then(|status| status.node_info.clone()).unwrap_or_default();
-        let kernel = kernel(&info);
-        let known = |text: String| if text.is_empty() { "<unknown>".to_owned() } else { text };
-        vec![
-            object.name().into(),
-            state(node).into(),
-            roles(node).into(),
-            age(object),
-            info.kubelet_version.into(),
-            address(node, "InternalIP").into(),
-            address(node, "ExternalIP").into(),
-            known(info.os_image).into(),
-            known(kernel).into(),
-            known(info.container_runtime_version).into(),
-        ]
-    }
+fn known(text: String) -> String {
+    if text.is_empty() { "<unknown>".to_owned() } else { text }
 }
 
 /// `podCIDR` is the old name of the first range. Where it says another than the list, it wins.
@@ -146,7 +163,10 @@ fn address(node: &Node, kind: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+    use crate::gated::tests::check;
 
     #[test]
     fn ranges_have_one_name() {
@@ -170,5 +190,15 @@ mod tests {
             assert_eq!(spec.pod_cidrs, list(expected), "{one} {all:?}");
             assert_eq!(spec.pod_cidr.as_deref(), expected.first().copied(), "{one} {all:?}");
         }
+    }
+
+    #[test]
+    fn closed_gates_take_their_fields() {
+        check(
+            KIND.gated,
+            Feature::NodeDeclaredFeatures,
+            "/status/declaredFeatures",
+            json!({"metadata": {"name": "x"}, "status": {"declaredFeatures": ["A"]}}),
+        );
     }
 }

@@ -12,7 +12,6 @@ use std::sync::Arc;
 use apiserver::Registry;
 use apiserver::registry::{DeleteOptions, Intent};
 use apiserver::request::{Key, RequestContext};
-use apiserver::resource::{Column, Strategy};
 use async_trait::async_trait;
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::{
@@ -23,18 +22,21 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use machinery::field::{FieldErrors, Path};
 use machinery::status::Reason;
 use machinery::{Object, ObjectMeta, StatusError};
-use serde_json::Value;
 use tokio::sync::OnceCell;
 
-use crate::Row;
-use crate::core::families;
+use super::families;
 use crate::defaults::fill;
-use crate::kubelets::Kubelets;
-use crate::parts::{Parts, parts};
-use crate::print::{age, labels, or_none};
-use crate::proxy;
+use crate::generic::Hooks;
+use crate::kind::{
+    Fields, Kind, Made, Rules, STATUS, Sub, age, field, name, spec_and_status, wide,
+};
+use crate::print::{labels, or_none};
+use crate::validate::at::{judge, judge_both};
+use crate::validate::service::addresses;
+use crate::{proxy, validate};
 
-const PARTS: Parts<Service> = parts!(Service);
+/// Upstream's default of `--service-node-port-range`.
+const DEFAULT_PORTS: RangeInclusive<u16> = 30_000..=32_767;
 /// Random picks before the range is searched in order.
 const TRIES: usize = 16;
 /// The label that says who took an address, and what it says of ours.
@@ -45,108 +47,134 @@ pub(crate) const SETTLED: i64 = 60;
 /// Seconds that ClientIP affinity lasts, unless said otherwise.
 const AFFINITY_SECONDS: i32 = 10_800;
 
-pub(crate) fn row(node_ports: RangeInclusive<u16>, kubelets: &Arc<Kubelets>) -> Row {
-    Row::new::<Service>(ServiceStrategy { node_ports, known: OnceCell::new() })
-        .short(&["svc"])
-        .categories(&["all"])
-        .storage("services/specs")
-        .status()
-        .sub(
-            "proxy",
-            Some(("", "v1", "ServiceProxyOptions")),
-            proxy::VERBS,
-            proxy::behaviour(kubelets, proxy::Of::Service),
-        )
-}
+pub(crate) static KIND: Kind<Service> = Kind {
+    short: &["svc"],
+    categories: &["all"],
+    storage: Some("services/specs"),
+    subresources: &[
+        STATUS,
+        Sub {
+            name: "proxy",
+            kind: Some(("", "v1", "ServiceProxyOptions")),
+            verbs: proxy::VERBS,
+            behaviour: Made::Wired(|wiring| proxy::behaviour(&wiring.kubelets, proxy::Of::Service)),
+        },
+    ],
+    default: |service| {
+        service.status.get_or_insert_default().load_balancer.get_or_insert_default();
+        default_spec(service.spec.get_or_insert_default());
+        default_ip_modes(service);
+    },
+    parts: Some(spec_and_status!()),
+    rules: Rules {
+        create: validate::service::create,
+        update: Some(validate::service::update),
+        name: validate::service::name,
+        create_on_update: true,
+        ..Rules::NONE
+    },
+    warnings: Some(validate::warnings::service),
+    returns_deleted: true,
+    columns: &[
+        name(),
+        field("Type", "string", "api.core.v1.ServiceSpec.type", |service| kind(service).into()),
+        field("Cluster-IP", "string", "api.core.v1.ServiceSpec.clusterIP", |service| {
+            let ip = service.spec.as_ref().and_then(|spec| spec.cluster_ip.clone());
+            or_none(ip.unwrap_or_default()).into()
+        }),
+        field("External-IP", "string", "api.core.v1.ServiceSpec.externalIPs", |service| {
+            external_ip(service).into()
+        }),
+        field("Port(s)", "string", "api.core.v1.ServiceSpec.ports", |service| {
+            let all = service.spec.as_ref().and_then(|spec| spec.ports.as_deref());
+            or_none(ports(all.unwrap_or_default())).into()
+        }),
+        age(),
+        wide(field("Selector", "string", "api.core.v1.ServiceSpec.selector", |service| {
+            labels(service.spec.as_ref().and_then(|spec| spec.selector.as_ref())).into()
+        })),
+    ],
+    fields: Fields::Of(&[
+        ("spec.clusterIP", |service| {
+            let ip = service.spec.as_ref().and_then(|spec| spec.cluster_ip.clone());
+            ip.unwrap_or_default()
+        }),
+        ("spec.type", |service| kind(service).into()),
+    ]),
+    hooks: |wiring| {
+        let node_ports = wiring.map_or(DEFAULT_PORTS, |wiring| wiring.node_ports.clone());
+        Arc::new(Life { node_ports, known: OnceCell::new() })
+    },
+    ..Kind::BASE
+};
 
-struct ServiceStrategy {
+struct Life {
     node_ports: RangeInclusive<u16>,
     /// Set once all Services that there were have their claims.
     known: OnceCell<()>,
 }
 
 #[async_trait]
-impl Strategy for ServiceStrategy {
-    crate::validate::checked!(Service);
-
-    fn default(&self, object: &mut dyn Object) {
-        let service = object.expect_mut::<Service>();
-        service.status.get_or_insert_default().load_balancer.get_or_insert_default();
-        default_spec(service.spec.get_or_insert_default());
-        default_ip_modes(service);
-    }
-
-    fn prepare_create(&self, _ctx: &RequestContext, object: &mut dyn Object) {
-        PARTS.prepare_create(object);
-        self.default(object);
+impl Hooks<Service> for Life {
+    fn prepare_create(&self, _ctx: &RequestContext, service: &mut Service) {
         // Upstream: `normalizeClusterIPs`. A client that writes the list must write both.
-        let spec = object.expect_mut::<Service>().spec.get_or_insert_default();
+        let spec = service.spec.get_or_insert_default();
         if spec.cluster_ips.is_none() {
             spec.cluster_ips = spec.cluster_ip.clone().map(|ip| vec![ip]);
         }
     }
 
-    fn prepare_update(&self, ctx: &RequestContext, object: &mut dyn Object, old: &dyn Object) {
-        PARTS.prepare_update(ctx, object, old);
-        let (spec, old) =
-            (object.expect_mut::<Service>().spec.get_or_insert_default(), old.expect::<Service>());
-        carry_allocations(spec, old.spec.as_ref());
-        default_ip_modes(object.expect_mut());
+    fn prepare_update(&self, _ctx: &RequestContext, service: &mut Service, old: &Service) {
+        carry_allocations(service.spec.get_or_insert_default(), old.spec.as_ref());
+        default_ip_modes(service);
     }
 
     async fn settle(
         &self,
         registry: &Registry,
         ctx: &RequestContext,
-        object: &mut dyn Object,
-        old: Option<&dyn Object>,
+        service: &mut Service,
+        old: Option<&Service>,
     ) -> Result<(), StatusError> {
-        if ctx.subresource == "status" || kind(object.expect()) == "ExternalName" {
+        if ctx.subresource == "status" || kind(service) == "ExternalName" {
             return Ok(());
         }
-        let old_spec = old.and_then(|old| old.expect::<Service>().spec.as_ref());
-        let spec = object.expect_mut::<Service>().spec.get_or_insert_default();
+        let old_spec = old.and_then(|old| old.spec.as_ref());
+        let spec = service.spec.get_or_insert_default();
         if !families::keeps(spec, old_spec) {
             families::infer_policy(spec, old_spec);
-            let mut errors = crate::validate::service_addresses(object, old);
+            let mut errors = wrong_addresses(service, old);
             if errors.is_empty() {
                 let there = families::of_cluster(&service_cidrs(registry).await?);
-                let spec = object.expect_mut::<Service>().spec.get_or_insert_default();
+                let spec = service.spec.get_or_insert_default();
                 errors = families::choose(spec, old_spec, &there);
             }
             if !errors.is_empty() {
-                return Err(StatusError::invalid("", "Service", object.name(), errors));
+                return Err(StatusError::invalid("", "Service", service.name(), errors));
             }
         }
         match old {
-            Some(_) => families::distinct_node_ports(object.expect()),
+            Some(_) => families::distinct_node_ports(service),
             None => Ok(()),
         }
-    }
-
-    fn returns_deleted_object(&self) -> bool {
-        true
     }
 
     async fn allocate(
         &self,
         registry: &Registry,
         ctx: &RequestContext,
-        object: &mut dyn Object,
-        old: Option<&dyn Object>,
+        service: &mut Service,
+        old: Option<&Service>,
     ) -> Result<(), StatusError> {
         if ctx.subresource == "status" {
             return Ok(());
         }
-        let service = object.expect_mut::<Service>();
-        let old = old.map(|old| old.expect::<Service>());
         self.known.get_or_try_init(|| settle(registry)).await?;
         self.allocate_addresses(registry, ctx, service).await?;
         self.allocate_ports(registry, ctx, service, old).await
     }
 
-    async fn release(&self, registry: &Registry, had: &dyn Object, now: Option<&dyn Object>) {
-        let (had, now) = (had.expect::<Service>(), now.map(|now| now.expect::<Service>()));
+    async fn release(&self, registry: &Registry, had: &Service, now: Option<&Service>) {
         let kept: BTreeSet<&str> = now.into_iter().flat_map(addresses_of).collect();
         for ip in addresses_of(had).filter(|ip| !kept.contains(ip)) {
             release_address(registry, ip, had).await;
@@ -157,45 +185,23 @@ impl Strategy for ServiceStrategy {
         }
     }
 
-    async fn abandoned(&self, registry: &Registry, object: &dyn Object) {
-        match registry.find::<Service>(object.namespace(), object.name()).await {
-            Ok(there) => {
-                let there = there.as_ref().map(|service| service as &dyn Object);
-                self.release(registry, object, there).await;
-            }
+    async fn abandoned(&self, registry: &Registry, service: &Service) {
+        match registry.find::<Service>(service.namespace(), service.name()).await {
+            Ok(there) => self.release(registry, service, there.as_ref()).await,
             // It is found to belong to nobody by whoever wants it, or by the repair (`addresses.rs`).
             Err(error) => tracing::warn!(
-                service = object.name(), %error, "what a failed write took stays taken for a while"
+                service = service.name(), %error, "what a failed write took stays taken for a while"
             ),
         }
     }
+}
 
-    fn columns(&self) -> Vec<Column> {
-        crate::columns::of::<Service>()
-    }
-
-    fn cells(&self, object: &dyn Object) -> Vec<Value> {
-        let service = object.expect::<Service>();
-        let spec = service.spec.clone().unwrap_or_default();
-        vec![
-            object.name().into(),
-            kind(service).into(),
-            or_none(spec.cluster_ip.clone().unwrap_or_default()).into(),
-            external_ip(service).into(),
-            or_none(ports(spec.ports.as_deref().unwrap_or_default())).into(),
-            age(object),
-            labels(spec.selector.as_ref()).into(),
-        ]
-    }
-
-    fn selectable_names(&self) -> &'static [&'static str] {
-        &["spec.clusterIP", "spec.type"]
-    }
-
-    fn selectable_fields(&self, object: &dyn Object) -> Vec<(&'static str, String)> {
-        let service = object.expect::<Service>();
-        let ip = service.spec.as_ref().and_then(|spec| spec.cluster_ip.clone());
-        vec![("spec.clusterIP", ip.unwrap_or_default()), ("spec.type", kind(service).into())]
+/// What is wrong with the addresses and families that a Service asks for.
+fn wrong_addresses(service: &Service, old: Option<&Service>) -> FieldErrors {
+    let tree = service.to_value();
+    match old.map(|old| old.to_value()) {
+        Some(old) => judge_both(&tree, &old, |new, old| addresses(new, Some(old))),
+        None => judge(&tree, |new| addresses(new, None)),
     }
 }
 
@@ -350,7 +356,7 @@ fn numbers_of(spec: &ServiceSpec) -> BTreeSet<i32> {
     spec.ports.iter().flatten().filter_map(|port| port.node_port).collect()
 }
 
-impl ServiceStrategy {
+impl Life {
     async fn allocate_addresses(
         &self,
         registry: &Registry,
@@ -794,6 +800,7 @@ pub(crate) mod tests {
     use serde_json::{Value, from_value, json};
 
     use super::*;
+    use crate::Wiring;
 
     /// A registry of Services and what they are given addresses from.
     pub(crate) async fn registry() -> Registry {
@@ -808,18 +815,12 @@ pub(crate) mod tests {
 
     pub(crate) async fn registry_of(kept: &[&str]) -> Registry {
         let facts: Arc<dyn machinery::patch::Schema> = Arc::new(api::facts::Facts);
-        let rows = crate::RESOURCES.iter().flat_map(|group| group.iter());
-        let rows = rows.map(|row| row().build(Some(facts.clone())));
-        let mut rows: Vec<_> = rows.filter(|row| kept.contains(&row.plural.as_str())).collect();
-        let client = transport::ClientOptions { insecure: true, ..Default::default() };
-        let Ok(http) = transport::HttpClient::new(&client) else {
-            panic!("a client without server is valid")
-        };
-        let kubelets = Arc::new(Kubelets::new(http.clone(), http));
-        rows.push(row(30_000..=30_001, &kubelets).build(Some(facts.clone())));
-        if kept.contains(&"pods") {
-            rows.push(crate::core::pod::row(&kubelets).build(Some(facts)));
-        }
+        let wiring = Wiring { node_ports: 30_000..=30_001, ..crate::tests::wiring() };
+        let rows = crate::RESOURCES.iter().map(|kind| kind.row(Some(&wiring)));
+        let rows = rows.map(|row| row.build(Some(facts.clone())));
+        let rows = rows.filter(|row| {
+            kept.contains(&row.plural.as_str()) || (&*row.group, &*row.kind) == ("", "Service")
+        });
         let store = store::Sim::open();
         let table = ResourceTable::new(rows);
         Registry::new(store, table, Chain::default(), Tasks::new("test"))

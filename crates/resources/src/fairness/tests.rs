@@ -11,7 +11,7 @@ use super::*;
 
 fn registry(tasks: &Tasks) -> Registry {
     let facts: Arc<dyn machinery::patch::Schema> = Arc::new(api::facts::Facts);
-    let rows = crate::rows::ROWS.iter().map(|row| row().build(Some(facts.clone())));
+    let rows = crate::RESOURCES.iter().map(|kind| kind.row(None).build(Some(facts.clone())));
     let rows = rows.filter(|row| row.group == "flowcontrol.apiserver.k8s.io");
     let table = ResourceTable::new(rows);
     Registry::new(store::Sim::open(), table, Chain::default(), tasks.clone())

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::at::At;
 use super::{cron, internal, pod, workloads};
 
-pub(super) fn job(at: &At<'_>) {
+pub(crate) fn job(at: &At<'_>) {
     whole_job(at, OWN_LABELS);
 }
 
@@ -328,7 +328,7 @@ fn index_count(text: &str, completions: i64) -> Result<i64, String> {
 }
 
 /// `acme.io/foo`
-pub(super) fn domain_prefixed_path(at: &At<'_>) {
+pub(crate) fn domain_prefixed_path(at: &At<'_>) {
     if !at.need() {
         return;
     }
@@ -349,7 +349,7 @@ pub(super) fn domain_prefixed_path(at: &At<'_>) {
     }
 }
 
-pub(super) fn job_update(at: &At<'_>, old: &At<'_>) {
+pub(crate) fn job_update(at: &At<'_>, old: &At<'_>) {
     let (spec, before) = (at.get("spec"), old.get("spec"));
     // Jobs from before the newer names need not have them.
     let had = old.get("spec.template.metadata.labels");
@@ -462,7 +462,7 @@ fn copy_resources(to: &mut Value, from: &Value, list: &str) {
     }
 }
 
-pub(super) fn cron_job(at: &At<'_>) {
+pub(crate) fn cron_job(at: &At<'_>) {
     cron_spec(at, None);
     let name = at.get("metadata.name");
     if name.len() > 52 {
@@ -470,7 +470,7 @@ pub(super) fn cron_job(at: &At<'_>) {
     }
 }
 
-pub(super) fn cron_job_update(at: &At<'_>, old: &At<'_>) {
+pub(crate) fn cron_job_update(at: &At<'_>, old: &At<'_>) {
     cron_spec(at, Some(old));
 }
 

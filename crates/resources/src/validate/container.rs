@@ -12,12 +12,12 @@ use super::volumes::{descending, need, no_backsteps};
 use super::{pod, quantity};
 
 /// What containers refer to in their pod.
-pub(super) struct Scope<'a> {
-    pub(super) spec: At<'a>,
+pub(crate) struct Scope<'a> {
+    pub(crate) spec: At<'a>,
     /// The sound volumes, by name.
-    pub(super) volumes: HashMap<&'a str, At<'a>>,
+    pub(crate) volumes: HashMap<&'a str, At<'a>>,
     /// Names of the pod's resource claims.
-    pub(super) claims: BTreeSet<&'a str>,
+    pub(crate) claims: BTreeSet<&'a str>,
 }
 
 impl Scope<'_> {
@@ -31,7 +31,7 @@ impl Scope<'_> {
 }
 
 /// The regular containers.
-pub(super) fn regular(scope: &Scope<'_>) {
+pub(crate) fn regular(scope: &Scope<'_>) {
     let list = scope.spec.get("containers");
     if list.is_empty() {
         return list.required("");
@@ -49,7 +49,7 @@ pub(super) fn regular(scope: &Scope<'_>) {
     host_port_conflicts(list.items());
 }
 
-pub(super) fn init(scope: &Scope<'_>) {
+pub(crate) fn init(scope: &Scope<'_>) {
     let list = scope.spec.get("initContainers");
     let mut seen: HashSet<&str> =
         scope.spec.get("containers").items().map(|at| at.get("name").str()).collect();
@@ -93,7 +93,7 @@ pub(super) fn init(scope: &Scope<'_>) {
     }
 }
 
-pub(super) fn ephemeral(scope: &Scope<'_>) {
+pub(crate) fn ephemeral(scope: &Scope<'_>) {
     let of = |field: &'static str| scope.spec.get(field).items().map(|at| at.get("name").str());
     let others: HashSet<&str> = of("containers").chain(of("initContainers")).collect();
     let mut seen = others.clone();
@@ -137,7 +137,7 @@ pub(super) fn ephemeral(scope: &Scope<'_>) {
 }
 
 /// Images are not trimmed for anybody: said of pods, not of templates.
-pub(super) fn untrimmed_image(at: &At<'_>) {
+pub(crate) fn untrimmed_image(at: &At<'_>) {
     let image = at.get("image");
     if image.str().trim() != image.str() {
         image.invalid("must not have leading or trailing whitespace");
@@ -162,7 +162,7 @@ fn common(at: &At<'_>, scope: &Scope<'_>) {
     security_context(&at.get("securityContext"), scope.host_users());
 }
 
-pub(super) fn pull_policy(at: &At<'_>) {
+pub(crate) fn pull_policy(at: &At<'_>) {
     if at.need() {
         at.one_of(&["Always", "IfNotPresent", "Never"]);
     }
@@ -170,7 +170,7 @@ pub(super) fn pull_policy(at: &At<'_>) {
 
 const PROTOCOLS: &[&str] = &["SCTP", "TCP", "UDP"];
 
-pub(super) fn protocol(at: &At<'_>) {
+pub(crate) fn protocol(at: &At<'_>) {
     if at.need() {
         at.one_of(PROTOCOLS);
     }
@@ -271,7 +271,7 @@ fn key_ref(at: &At<'_>) {
 }
 
 /// A field of the pod: `metadata.labels['app']`.
-pub(super) fn field_ref(at: &At<'_>, supported: &[&str]) {
+pub(crate) fn field_ref(at: &At<'_>, supported: &[&str]) {
     if !at.get("apiVersion").need() || !at.get("fieldPath").need() {
         return;
     }
@@ -324,7 +324,7 @@ pub(super) fn field_ref(at: &At<'_>, supported: &[&str]) {
     path.one_of(supported);
 }
 
-pub(super) fn resource_field_ref(at: &At<'_>, of_volume: bool) {
+pub(crate) fn resource_field_ref(at: &At<'_>, of_volume: bool) {
     const FIELDS: &[&str] = &[
         "limits.cpu",
         "limits.ephemeral-storage",
@@ -508,7 +508,7 @@ fn resize_policy(at: &At<'_>, pod_policy: &str) {
 
 /// The action that has a gate of its own, and may stay in templates where it stood before. Of pods it is
 /// asked when they are new.
-pub(super) fn restarts_of_all(spec: &At<'_>) {
+pub(crate) fn restarts_of_all(spec: &At<'_>) {
     const TEMPLATES: &[&str] =
         &["/spec/template/spec", "/spec/jobTemplate/spec/template/spec", "/template/spec"];
     let is_open = features::enabled(Feature::RestartAllContainersOnContainerExits);
@@ -751,7 +751,7 @@ fn http_get(at: &At<'_>) {
 }
 
 /// A number, or the name of a port.
-pub(super) fn port_or_name(at: &At<'_>) {
+pub(crate) fn port_or_name(at: &At<'_>) {
     match at.value {
         Value::String(_) => at.name(names::port_name),
         _ => at.port(),

@@ -18,7 +18,7 @@ fn bytes(at: &At<'_>) -> usize {
     (text.len() / 4 * 3).saturating_sub(padding)
 }
 
-pub(super) fn config_map(at: &At<'_>) {
+pub(crate) fn config_map(at: &At<'_>) {
     let binary = at.get("binaryData");
     let mut size = 0;
     for (key, value) in at.get("data").entries() {
@@ -57,12 +57,12 @@ fn stays(at: &At<'_>, old: &At<'_>, fields: &[&'static str]) {
     }
 }
 
-pub(super) fn config_map_update(at: &At<'_>, old: &At<'_>) {
+pub(crate) fn config_map_update(at: &At<'_>, old: &At<'_>) {
     stays(at, old, &["data", "binaryData"]);
     config_map(at);
 }
 
-pub(super) fn secret(at: &At<'_>) {
+pub(crate) fn secret(at: &At<'_>) {
     let data = at.get("data");
     let mut size = 0;
     for (key, value) in data.entries() {
@@ -127,13 +127,13 @@ fn docker_config(at: &At<'_>) {
     at.invalid_as("<secret contents redacted>", &why);
 }
 
-pub(super) fn secret_update(at: &At<'_>, old: &At<'_>) {
+pub(crate) fn secret_update(at: &At<'_>, old: &At<'_>) {
     at.get("type").unchanged(&old.get("type"));
     stays(at, old, &["data"]);
     secret(at);
 }
 
-pub(super) fn limit_range(at: &At<'_>) {
+pub(crate) fn limit_range(at: &At<'_>) {
     let mut seen = HashSet::new();
     for limit in at.get("spec.limits").items() {
         let kind = limit.get("type");
@@ -263,7 +263,7 @@ fn quota_amounts(at: &At<'_>) {
     }
 }
 
-pub(super) fn resource_quota(at: &At<'_>) {
+pub(crate) fn resource_quota(at: &At<'_>) {
     let spec = at.get("spec");
     quota_amounts(&spec.get("hard"));
     let scopes = spec.get("scopes");
@@ -349,7 +349,7 @@ fn scope_term(term: &At<'_>, hard: &[&str], spec: &At<'_>) {
     }
 }
 
-pub(super) fn resource_quota_update(at: &At<'_>, old: &At<'_>) {
+pub(crate) fn resource_quota_update(at: &At<'_>, old: &At<'_>) {
     resource_quota(at);
     let scopes = at.get("spec.scopes");
     let sorted = |at: &At<'_>| {
@@ -363,12 +363,12 @@ pub(super) fn resource_quota_update(at: &At<'_>, old: &At<'_>) {
     }
 }
 
-pub(super) fn resource_quota_status(at: &At<'_>, _old: &At<'_>) {
+pub(crate) fn resource_quota_status(at: &At<'_>, _old: &At<'_>) {
     quota_amounts(&at.get("status.hard"));
     quota_amounts(&at.get("status.used"));
 }
 
-pub(super) fn node(at: &At<'_>) {
+pub(crate) fn node(at: &At<'_>) {
     taints(at);
     node_amounts(at);
     let cidrs = at.get("spec.podCIDRs");
@@ -414,7 +414,7 @@ fn taints(at: &At<'_>) {
     }
 }
 
-pub(super) fn node_update(at: &At<'_>, old: &At<'_>) {
+pub(crate) fn node_update(at: &At<'_>, old: &At<'_>) {
     // Upstream looks at the node as at a new one first, and repeats some of it.
     node(at);
     node_amounts(at);
@@ -451,7 +451,7 @@ pub(super) fn node_update(at: &At<'_>, old: &At<'_>) {
     }
 }
 
-pub(super) fn namespace(at: &At<'_>) {
+pub(crate) fn namespace(at: &At<'_>) {
     let list = at.get("spec.finalizers");
     for finalizer in list.items() {
         namespace_finalizer(&finalizer.called(list.path.clone()));
@@ -466,15 +466,13 @@ fn namespace_finalizer(at: &At<'_>) {
     }
 }
 
-pub(super) fn namespace_finalize(at: &At<'_>, _old: &At<'_>) {
+pub(crate) fn namespace_finalize(at: &At<'_>, _old: &At<'_>) {
     at.get("spec.finalizers").items().for_each(|finalizer| namespace_finalizer(&finalizer));
 }
 
-pub(super) fn nothing(_at: &At<'_>) {}
+pub(crate) fn unchecked(_at: &At<'_>, _old: &At<'_>) {}
 
-pub(super) fn unchecked(_at: &At<'_>, _old: &At<'_>) {}
-
-pub(super) fn endpoints(at: &At<'_>) {
+pub(crate) fn endpoints(at: &At<'_>) {
     for subset in at.get("subsets").items() {
         let lists = ["addresses", "notReadyAddresses"].map(|field| subset.get(field));
         if lists.iter().all(At::is_empty) {
@@ -504,7 +502,7 @@ pub(super) fn endpoints(at: &At<'_>) {
     }
 }
 
-pub(super) fn endpoints_update(at: &At<'_>, old: &At<'_>) {
+pub(crate) fn endpoints_update(at: &At<'_>, old: &At<'_>) {
     if at.get("subsets").value != old.get("subsets").value {
         endpoints(at);
     }
@@ -512,12 +510,12 @@ pub(super) fn endpoints_update(at: &At<'_>, old: &At<'_>) {
 
 /// What events of both forms must be. The stored form cannot tell which one was asked for: rules
 /// of the newer form alone apply where its time is set.
-pub(super) fn event(at: &At<'_>) {
+pub(crate) fn event(at: &At<'_>) {
     old_event(at, "reportingComponent");
 }
 
 /// An event that came in the newer form.
-pub(super) fn new_event(at: &At<'_>) {
+pub(crate) fn new_event(at: &At<'_>) {
     const UNSET: &str = "needs to be unset";
     old_event(at, "reportingController");
     let metadata = at.get("metadata");

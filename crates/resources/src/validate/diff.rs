@@ -18,7 +18,7 @@ struct Change {
     new: Range<usize>,
 }
 
-pub(super) fn unified(old: &[String], new: &[String]) -> String {
+pub(crate) fn unified(old: &[String], new: &[String]) -> String {
     let mut out = String::new();
     for hunk in hunks(changes(old, new)) {
         let (Some(first), Some(last)) = (hunk.first(), hunk.last()) else { continue };

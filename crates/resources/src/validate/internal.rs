@@ -39,20 +39,20 @@ enum Shown {
 }
 
 /// `{"Type":"X","RollingUpdate":null}`
-pub(super) fn shown(kind: &str, value: &Value) -> String {
+pub(crate) fn shown(kind: &str, value: &Value) -> String {
     let mut out = String::new();
     of_type(kind, value).compact(&mut out);
     out
 }
 
 /// Reports a struct that is none of the supported.
-pub(super) fn unsupported(at: &At<'_>, shown: &str, supported: &[&str]) {
+pub(crate) fn unsupported(at: &At<'_>, shown: &str, supported: &[&str]) {
     let raw = serde_json::value::RawValue::from_string(shown.to_owned()).unwrap_or_default();
     at.errors().not_supported_value(&at.path, raw, supported);
 }
 
 /// What changed, as a unified diff of the indented forms.
-pub(super) fn diff(kind: &str, old: &Value, new: &Value) -> String {
+pub(crate) fn diff(kind: &str, old: &Value, new: &Value) -> String {
     let lines = |value: &Value| {
         let mut out = String::new();
         of_type(kind, value).indented(0, &mut out);

@@ -13,7 +13,7 @@ const NO_IP: &str = "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::fff
 const NO_CIDR: &str = "must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)";
 
 /// As Go's older parser reads it: leading zeros are decimal.
-pub(super) fn sloppy(text: &str) -> Option<IpAddr> {
+pub(crate) fn sloppy(text: &str) -> Option<IpAddr> {
     if let Ok(ip) = text.parse::<Ipv6Addr>() {
         return Some(ip.into());
     }
@@ -36,7 +36,7 @@ fn is_mapped(ip: &IpAddr) -> bool {
 }
 
 /// An address in a field that is older than today's rules.
-pub(super) fn legacy(at: &At<'_>) {
+pub(crate) fn legacy(at: &At<'_>) {
     let Some(ip) = sloppy(at.str()) else { return at.invalid_text(NO_IP) };
     if !features::enabled(Feature::StrictIPCIDRValidation) {
         return;
@@ -50,14 +50,14 @@ pub(super) fn legacy(at: &At<'_>) {
 }
 
 /// As [`legacy`], but what was there before may stay.
-pub(super) fn legacy_unless(at: &At<'_>, before: &HashSet<&str>) {
+pub(crate) fn legacy_unless(at: &At<'_>, before: &HashSet<&str>) {
     if !before.contains(at.str()) {
         legacy(at);
     }
 }
 
 /// An address in its one canonical form.
-pub(super) fn canonical(path: &Path, text: &str, at: &At<'_>) {
+pub(crate) fn canonical(path: &Path, text: &str, at: &At<'_>) {
     let wrong = |detail: &str| at.errors().invalid(path, text, detail);
     match sloppy(text) {
         None => wrong(NO_IP),
@@ -79,11 +79,11 @@ fn sloppy_cidr(text: &str) -> Option<IpNet> {
 }
 
 /// A range in a field that is older than today's rules.
-pub(super) fn legacy_cidr(at: &At<'_>) {
+pub(crate) fn legacy_cidr(at: &At<'_>) {
     judge_cidr(at, false);
 }
 
-pub(super) fn canonical_cidr(at: &At<'_>) {
+pub(crate) fn canonical_cidr(at: &At<'_>) {
     judge_cidr(at, true);
 }
 
@@ -108,12 +108,12 @@ fn judge_cidr(at: &At<'_>, wants_canonical: bool) {
     }
 }
 
-pub(super) fn cidr_of(text: &str) -> Option<IpNet> {
+pub(crate) fn cidr_of(text: &str) -> Option<IpNet> {
     sloppy_cidr(text)
 }
 
 /// An address that traffic can go to.
-pub(super) fn endpoint(at: &At<'_>) {
+pub(crate) fn endpoint(at: &At<'_>) {
     let Some(ip) = sloppy(at.str()) else {
         return at.invalid_text("must be a valid IP address");
     };
@@ -138,7 +138,7 @@ pub(super) fn endpoint(at: &At<'_>) {
 }
 
 /// More than one of a family, or more than two?
-pub(super) fn is_dual_stack(families: impl Iterator<Item = bool>) -> bool {
+pub(crate) fn is_dual_stack(families: impl Iterator<Item = bool>) -> bool {
     let all: Vec<bool> = families.collect();
     all.len() <= 2 && (all.len() < 2 || all[0] != all[1])
 }

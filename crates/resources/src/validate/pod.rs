@@ -16,7 +16,7 @@ use super::{ip, quantity, volumes};
 use crate::core::app_armor::PREFIX as APP_ARMOR;
 
 /// A new pod.
-pub(super) fn create(at: &At<'_>) {
+pub(crate) fn create(at: &At<'_>) {
     whole(at);
     let spec = at.get("spec");
     container::restarts_of_all(&spec);
@@ -30,7 +30,7 @@ pub(super) fn create(at: &At<'_>) {
 }
 
 /// What pods must be, new or not.
-pub(super) fn whole(at: &At<'_>) {
+pub(crate) fn whole(at: &At<'_>) {
     let spec = at.get("spec");
     annotations(&at.get("metadata.annotations"), &spec);
     pod_spec(&spec, at.get("metadata.name").str());
@@ -51,7 +51,7 @@ pub(super) fn whole(at: &At<'_>) {
 }
 
 /// A pod template, wherever it is.
-pub(super) fn template(at: &At<'_>) {
+pub(crate) fn template(at: &At<'_>) {
     // Upstream's paths leave `metadata` out here.
     at.get("metadata.labels").called(at.child_path("labels")).labels();
     let notes = at.get("metadata.annotations").called(at.child_path("annotations"));
@@ -89,7 +89,7 @@ const SECCOMP_POD: &str = "seccomp.security.alpha.kubernetes.io/pod";
 const SECCOMP_CONTAINER: &str = "container.seccomp.security.alpha.kubernetes.io/";
 
 /// Every container, whatever its kind.
-pub(super) fn each_container<'a>(spec: &At<'a>) -> impl Iterator<Item = At<'a>> + use<'a> {
+pub(crate) fn each_container<'a>(spec: &At<'a>) -> impl Iterator<Item = At<'a>> + use<'a> {
     let lists = ["initContainers", "containers", "ephemeralContainers"];
     lists.map(|list| spec.get(list)).into_iter().flat_map(|list| list.items())
 }
@@ -228,7 +228,7 @@ fn choices(at: &At<'_>) {
 }
 
 /// Upstream judges overhead as limits of a container.
-pub(super) fn overhead(at: &At<'_>) {
+pub(crate) fn overhead(at: &At<'_>) {
     for (name, amount) in at.entries() {
         let place = amount.called(at.child_path("limits").key(name));
         quantity::container_resource_name(name, &place);
@@ -236,7 +236,7 @@ pub(super) fn overhead(at: &At<'_>) {
     }
 }
 
-pub(super) fn preemption_policy(at: &At<'_>) {
+pub(crate) fn preemption_policy(at: &At<'_>) {
     if at.is_set() && at.need() {
         at.one_of(&["PreemptLowerPriority", "Never"]);
     }
@@ -346,7 +346,7 @@ fn host_ports(at: &At<'_>) {
     }
 }
 
-pub(super) fn id(at: &At<'_>) {
+pub(crate) fn id(at: &At<'_>) {
     if at.number().is_some_and(|id| !(0..=i64::from(i32::MAX)).contains(&id)) {
         at.invalid("must be between 0 and 2147483647, inclusive");
     }
@@ -403,7 +403,7 @@ fn sysctls(list: &At<'_>, spec: &At<'_>) {
     }
 }
 
-pub(super) fn seccomp(at: &At<'_>) {
+pub(crate) fn seccomp(at: &At<'_>) {
     if !at.is_set() {
         return;
     }
@@ -426,7 +426,7 @@ pub(super) fn seccomp(at: &At<'_>) {
     }
 }
 
-pub(super) fn app_armor(at: &At<'_>) {
+pub(crate) fn app_armor(at: &At<'_>) {
     if !at.is_set() {
         return;
     }
@@ -455,7 +455,7 @@ pub(super) fn app_armor(at: &At<'_>) {
     }
 }
 
-pub(super) fn windows_options(at: &At<'_>) {
+pub(crate) fn windows_options(at: &At<'_>) {
     let (name, spec, user) =
         (at.get("gmsaCredentialSpecName"), at.get("gmsaCredentialSpec"), at.get("runAsUserName"));
     if name.is_set() {
@@ -726,7 +726,7 @@ fn affinity(at: &At<'_>) {
     }
 }
 
-pub(super) fn node_selector(at: &At<'_>) {
+pub(crate) fn node_selector(at: &At<'_>) {
     let terms = at.get("nodeSelectorTerms");
     if terms.is_empty() {
         return terms.required("must have at least one node selector term");
@@ -787,13 +787,13 @@ fn pod_term(at: &At<'_>) {
     key.name(names::qualified_name);
 }
 
-pub(super) fn tolerations(list: &At<'_>) {
+pub(crate) fn tolerations(list: &At<'_>) {
     let compares = features::enabled(Feature::TaintTolerationComparisonOperators);
     each_toleration(list, compares);
 }
 
 /// Those that know no comparison of numbers, whatever the gates say.
-pub(super) fn tolerations_of_old(list: &At<'_>) {
+pub(crate) fn tolerations_of_old(list: &At<'_>) {
     each_toleration(list, false);
 }
 
@@ -845,7 +845,7 @@ fn compared_value(at: &At<'_>) {
     }
 }
 
-pub(super) fn taint_effect(at: &At<'_>) {
+pub(crate) fn taint_effect(at: &At<'_>) {
     if at.need() {
         at.one_of(&["NoSchedule", "PreferNoSchedule", "NoExecute"]);
     }

@@ -13,7 +13,7 @@ use super::{internal, pod};
 
 const MUTABLE: &str = "`spec.containers[*].image`,`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)";
 
-pub(super) fn update(at: &At<'_>, old: &At<'_>) {
+pub(crate) fn update(at: &At<'_>, old: &At<'_>) {
     pod::whole(at);
     mirror_stays(at, old);
     let (spec, before) = (at.get("spec"), old.get("spec"));
@@ -177,7 +177,7 @@ fn mirror_stays(at: &At<'_>, old: &At<'_>) {
     }
 }
 
-pub(super) fn ephemeral(at: &At<'_>, old: &At<'_>) {
+pub(crate) fn ephemeral(at: &At<'_>, old: &At<'_>) {
     if old.get("metadata.annotations").key("kubernetes.io/config.mirror").is_set() {
         return at
             .called(Path::new(""))
@@ -202,7 +202,7 @@ pub(super) fn ephemeral(at: &At<'_>, old: &At<'_>) {
     }
 }
 
-pub(super) fn resize(at: &At<'_>, old: &At<'_>) {
+pub(crate) fn resize(at: &At<'_>, old: &At<'_>) {
     pod::whole(at);
     let (spec, before) = (at.get("spec"), old.get("spec"));
     let qos = |at: &At<'_>| {
@@ -294,7 +294,7 @@ fn without_compute(spec: &Value) -> Value {
     spec
 }
 
-pub(super) fn status(at: &At<'_>, old: &At<'_>) {
+pub(crate) fn status(at: &At<'_>, old: &At<'_>) {
     mirror_stays(at, old);
     let status = at.get("status");
     let class = status.get("qosClass");

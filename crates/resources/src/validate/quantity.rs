@@ -8,11 +8,11 @@ use machinery::quantity::Amount;
 
 use super::at::At;
 
-pub(super) const NEGATIVE: &str = "must be greater than or equal to 0";
-pub(super) const NOT_POSITIVE: &str = "must be greater than zero";
+pub(crate) const NEGATIVE: &str = "must be greater than or equal to 0";
+pub(crate) const NOT_POSITIVE: &str = "must be greater than zero";
 const NO_INTEGER: &str = "must be an integer";
 
-pub(super) fn amount(at: &At<'_>) -> Amount {
+pub(crate) fn amount(at: &At<'_>) -> Amount {
     match at.value.as_i64() {
         Some(number) => Amount::parse(&number.to_string()),
         None => Amount::parse(at.str()),
@@ -20,24 +20,24 @@ pub(super) fn amount(at: &At<'_>) -> Amount {
     .unwrap_or_default()
 }
 
-pub(super) fn is_negative(at: &At<'_>) -> bool {
+pub(crate) fn is_negative(at: &At<'_>) -> bool {
     amount(at) < Amount::default()
 }
 
-pub(super) fn positive(at: &At<'_>) {
+pub(crate) fn positive(at: &At<'_>) {
     if amount(at) <= Amount::default() {
         at.invalid_text(NOT_POSITIVE);
     }
 }
 
-pub(super) fn not_negative(at: &At<'_>) {
+pub(crate) fn not_negative(at: &At<'_>) {
     if is_negative(at) {
         at.invalid_text(NEGATIVE);
     }
 }
 
 /// A quantity of a resource: never negative, whole where things are counted.
-pub(super) fn value(name: &str, at: &At<'_>) {
+pub(crate) fn value(name: &str, at: &At<'_>) {
     not_negative(at);
     if is_counted(name) && amount(at).milli() % 1000 != 0 {
         at.invalid_text(NO_INTEGER);
@@ -69,22 +69,22 @@ const COMPUTE: &[&str] = &[
     "requests.storage",
 ];
 
-pub(super) fn is_huge_pages(name: &str) -> bool {
+pub(crate) fn is_huge_pages(name: &str) -> bool {
     name.starts_with("hugepages-")
 }
 
 /// In the kubernetes.io namespace, where names without a domain are.
-pub(super) fn is_native(name: &str) -> bool {
+pub(crate) fn is_native(name: &str) -> bool {
     !name.contains('/') || name.contains("kubernetes.io/")
 }
 
-pub(super) fn is_extended(name: &str) -> bool {
+pub(crate) fn is_extended(name: &str) -> bool {
     !is_native(name)
         && !name.starts_with("requests.")
         && names::qualified_name(&format!("requests.{name}")).is_empty()
 }
 
-pub(super) fn is_counted(name: &str) -> bool {
+pub(crate) fn is_counted(name: &str) -> bool {
     COUNTED.contains(&name) || is_extended(name)
 }
 
@@ -93,7 +93,7 @@ fn allows_overcommit(name: &str) -> bool {
 }
 
 /// Is it known to quotas?
-pub(super) fn is_standard_quota(name: &str) -> bool {
+pub(crate) fn is_standard_quota(name: &str) -> bool {
     COUNTED.contains(&name)
         || COMPUTE.contains(&name)
         || is_huge_pages(name)
@@ -105,7 +105,7 @@ fn is_standard(name: &str) -> bool {
 }
 
 /// The name of any resource. Says whether it is one.
-pub(super) fn resource_name(name: &str, at: &At<'_>) -> bool {
+pub(crate) fn resource_name(name: &str, at: &At<'_>) -> bool {
     let wrong = names::qualified_name(name);
     for why in &wrong {
         at.invalid_as(name, why);
@@ -120,7 +120,7 @@ pub(super) fn resource_name(name: &str, at: &At<'_>) -> bool {
     true
 }
 
-pub(super) fn container_resource_name(name: &str, at: &At<'_>) {
+pub(crate) fn container_resource_name(name: &str, at: &At<'_>) {
     resource_name(name, at);
     if !name.contains('/') {
         let is_known =
@@ -140,12 +140,12 @@ fn pod_resource_name(name: &str, at: &At<'_>) {
 }
 
 /// `limits` and `requests` of a container.
-pub(super) fn requirements(at: &At<'_>, claims: &BTreeSet<&str>) {
+pub(crate) fn requirements(at: &At<'_>, claims: &BTreeSet<&str>) {
     judge(at, claims, container_resource_name);
 }
 
 /// The same of a whole pod.
-pub(super) fn pod_requirements(at: &At<'_>) {
+pub(crate) fn pod_requirements(at: &At<'_>) {
     judge(at, &BTreeSet::new(), pod_resource_name);
 }
 

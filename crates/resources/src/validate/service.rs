@@ -22,18 +22,18 @@ fn needs_health_check(spec: &At<'_>) -> bool {
 }
 
 /// Services may begin with a digit since the gate opened.
-pub(super) fn name(text: &str) -> Vec<String> {
+pub(crate) fn name(text: &str) -> Vec<String> {
     match features::enabled(Feature::RelaxedServiceNameValidation) {
         true => names::dns1123_label(text),
         false => names::dns1035_label(text),
     }
 }
 
-pub(super) fn create(at: &At<'_>) {
+pub(crate) fn create(at: &At<'_>) {
     judge(at, None);
 }
 
-pub(super) fn update(at: &At<'_>, old: &At<'_>) {
+pub(crate) fn update(at: &At<'_>, old: &At<'_>) {
     let (spec, before) = (at.get("spec"), old.get("spec"));
     addresses_stay(&spec, &before);
     families_stay(&spec, &before);
@@ -254,7 +254,7 @@ fn session_affinity(spec: &At<'_>) {
 }
 
 /// Addresses and families alone, for whoever chooses the families.
-pub(super) fn addresses(at: &At<'_>, old: Option<&At<'_>>) {
+pub(crate) fn addresses(at: &At<'_>, old: Option<&At<'_>>) {
     cluster_ips(&at.get("spec"), old);
 }
 

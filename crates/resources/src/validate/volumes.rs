@@ -10,8 +10,8 @@ use super::at::At;
 use super::{quantity, storage};
 
 /// A source: its field, its name in paths, what is checked of it.
-pub(super) struct Source {
-    pub(super) field: &'static str,
+pub(crate) struct Source {
+    pub(crate) field: &'static str,
     /// Upstream's word for it in "may not specify more than 1 volume type".
     second: &'static str,
     label: &'static str,
@@ -124,12 +124,12 @@ fn one_source(at: &At<'_>, sources: &'static [Source]) -> Option<&'static str> {
     found
 }
 
-pub(super) fn persistent_source(spec: &At<'_>) -> Option<&'static str> {
+pub(crate) fn persistent_source(spec: &At<'_>) -> Option<&'static str> {
     one_source(spec, PV_SOURCES)
 }
 
 /// The part of a PersistentVolume's spec that is its source.
-pub(super) fn source_part(spec: &Value) -> Value {
+pub(crate) fn source_part(spec: &Value) -> Value {
     let part = |source: &Source| {
         spec.get(source.field).map(|value| (source.field.to_owned(), value.clone()))
     };
@@ -137,7 +137,7 @@ pub(super) fn source_part(spec: &Value) -> Value {
 }
 
 /// The volumes of a pod; answers those that are sound, by name.
-pub(super) fn volumes<'a>(spec: &At<'a>, pod_name: &str) -> HashMap<&'a str, At<'a>> {
+pub(crate) fn volumes<'a>(spec: &At<'a>, pod_name: &str) -> HashMap<&'a str, At<'a>> {
     let list = spec.get("volumes");
     let created: HashSet<String> = list
         .items()
@@ -164,7 +164,7 @@ pub(super) fn volumes<'a>(spec: &At<'a>, pod_name: &str) -> HashMap<&'a str, At<
     sound
 }
 
-pub(super) fn need(at: &At<'_>, fields: &[&'static str]) {
+pub(crate) fn need(at: &At<'_>, fields: &[&'static str]) {
     for field in fields {
         at.get(field).need();
     }
@@ -355,7 +355,7 @@ fn storage_os(at: &At<'_>) {
     }
 }
 
-pub(super) fn csi_driver_name(at: &At<'_>) {
+pub(crate) fn csi_driver_name(at: &At<'_>) {
     if !at.need() {
         return;
     }
@@ -551,14 +551,14 @@ fn trust_bundle(at: &At<'_>) {
     local_path(&at.get("path"));
 }
 
-pub(super) fn no_backsteps(at: &At<'_>) {
+pub(crate) fn no_backsteps(at: &At<'_>) {
     if at.str().split('/').any(|part| part == "..") {
         at.invalid("must not contain '..'");
     }
 }
 
 /// Relative, and never up.
-pub(super) fn descending(at: &At<'_>) {
+pub(crate) fn descending(at: &At<'_>) {
     if at.str().starts_with('/') {
         at.invalid("must be a relative path");
     }

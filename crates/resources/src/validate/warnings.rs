@@ -3,74 +3,19 @@
 
 use std::collections::{HashMap, HashSet};
 
-use apiserver::resource::Examined;
 use machinery::names;
 use serde_json::Value;
 
-use super::at::{At, judge};
+use super::at::At;
 use super::pod::each_container;
 use crate::core::app_armor;
-
-type Warn = fn(&At<'_>, &mut Vec<String>);
-
-const KINDS: &[(&str, &str, Warn)] = &[
-    ("", "PersistentVolume", volume),
-    ("", "PersistentVolumeClaim", |at, out| claim(&at.get("spec"), out)),
-    ("", "Pod", template),
-    ("", "PodTemplate", |at, out| template(&at.get("template"), out)),
-    ("", "ReplicationController", |at, out| template(&at.get("spec.template"), out)),
-    ("", "Secret", secret),
-    ("", "Service", service),
-    ("apps", "DaemonSet", |at, out| template(&at.get("spec.template"), out)),
-    ("apps", "Deployment", |at, out| hostname(at, "spec.template", out)),
-    ("apps", "ReplicaSet", |at, out| hostname(at, "spec.template", out)),
-    ("apps", "StatefulSet", stateful_set),
-    ("batch", "CronJob", |at, out| hostname(at, "spec.jobTemplate.spec.template", out)),
-    ("batch", "Job", |at, out| hostname(at, "spec.template", out)),
-    ("networking.k8s.io", "Ingress", ingress),
-    ("storage.k8s.io", "CSIDriver", csi_driver),
-    ("storage.k8s.io", "StorageClass", storage_class),
-];
-
-/// The parts of objects that warnings are about: what leaves them as they are is not warned of again.
-const BODIES: &[&str] = &["allowedTopologies", "data", "spec", "template", "type"];
-
-pub(super) fn of(
-    group: &str,
-    kind: &str,
-    object: &Examined<'_>,
-    old: Option<&Examined<'_>>,
-) -> Vec<String> {
-    if !KINDS.iter().any(|(of, name, _)| *of == group && *name == kind) {
-        return vec![];
-    }
-    let tree = object.tree();
-    if let Some(old) = old.map(Examined::tree)
-        && BODIES.iter().all(|body| old.get(body) == tree.get(body))
-    {
-        return vec![];
-    }
-    told(group, kind, tree)
-}
-
-/// What there is to say of an object, new or changed.
-pub(super) fn told(group: &str, kind: &str, tree: &Value) -> Vec<String> {
-    let row = KINDS.iter().find(|(of, name, _)| *of == group && *name == kind);
-    row.map_or(vec![], |(_, _, warn)| texts(tree, *warn))
-}
-
-fn texts(tree: &Value, warn: Warn) -> Vec<String> {
-    let mut all = vec![];
-    judge(tree, |at| warn(at, &mut all));
-    all
-}
 
 fn say(at: &At<'_>, text: &str, out: &mut Vec<String>) {
     out.push(format!("{}: {text}", at.path));
 }
 
 /// Of workloads whose name becomes a part of host names.
-fn hostname(at: &At<'_>, place: &'static str, out: &mut Vec<String>) {
+pub(crate) fn hostname(at: &At<'_>, place: &'static str, out: &mut Vec<String>) {
     let wrong = names::dns1123_label(at.get("metadata.name").str());
     if !wrong.is_empty() {
         out.push(format!("metadata.name: this is used in Pod names and hostnames, which can result in surprising behavior; a DNS label is recommended: [{}]", wrong.join(" ")));
@@ -78,7 +23,7 @@ fn hostname(at: &At<'_>, place: &'static str, out: &mut Vec<String>) {
     template(&at.get(place), out);
 }
 
-fn stateful_set(at: &At<'_>, out: &mut Vec<String>) {
+pub(crate) fn stateful_set(at: &At<'_>, out: &mut Vec<String>) {
     template(&at.get("spec.template"), out);
     for one in at.get("spec.volumeClaimTemplates").items() {
         claim(&one.get("spec"), out);
@@ -92,7 +37,7 @@ fn stateful_set(at: &At<'_>, out: &mut Vec<String>) {
     }
 }
 
-fn ingress(at: &At<'_>, out: &mut Vec<String>) {
+pub(crate) fn ingress(at: &At<'_>, out: &mut Vec<String>) {
     const CLASS: &str = "kubernetes.io/ingress.class";
     if at.get("metadata.annotations").has(CLASS) {
         out.push(format!(
@@ -101,14 +46,14 @@ fn ingress(at: &At<'_>, out: &mut Vec<String>) {
     }
 }
 
-fn csi_driver(at: &At<'_>, out: &mut Vec<String>) {
+pub(crate) fn csi_driver(at: &At<'_>, out: &mut Vec<String>) {
     let spec = at.get("spec");
     if !spec.get("tokenRequests").is_empty() && !spec.has("serviceAccountTokenInSecrets") {
         out.push("spec.serviceAccountTokenInSecrets is unset; if supported by this CSI driver, set to true to prevent possible logging of tokens in volume attributes".into());
     }
 }
 
-fn secret(at: &At<'_>, out: &mut Vec<String>) {
+pub(crate) fn secret(at: &At<'_>, out: &mut Vec<String>) {
     use base64::Engine as _;
     if !at.get("type").is("kubernetes.io/tls") {
         return;
@@ -128,7 +73,7 @@ fn secret(at: &At<'_>, out: &mut Vec<String>) {
     out.push(problem.into());
 }
 
-fn service(at: &At<'_>, out: &mut Vec<String>) {
+pub(crate) fn service(at: &At<'_>, out: &mut Vec<String>) {
     const HINTS: &str = "service.kubernetes.io/topology-aware-hints";
     let spec = at.get("spec");
     let is_external_name = spec.get("type").is("ExternalName");
@@ -170,7 +115,7 @@ fn service(at: &At<'_>, out: &mut Vec<String>) {
     }
 }
 
-fn claim(spec: &At<'_>, out: &mut Vec<String>) {
+pub(crate) fn claim(spec: &At<'_>, out: &mut Vec<String>) {
     for field in ["requests", "limits"] {
         fraction(&spec.get("resources").get(field).key("storage"), out);
     }
@@ -198,7 +143,7 @@ const SOURCES: &[(&str, &str)] = &[
     ("rbd", "deprecated in v1.28, non-functional in v1.31+"),
 ];
 
-fn volume(at: &At<'_>, out: &mut Vec<String>) {
+pub(crate) fn volume(at: &At<'_>, out: &mut Vec<String>) {
     let spec = at.get("spec");
     if spec.get("persistentVolumeReclaimPolicy").is("Recycle") {
         say(
@@ -220,7 +165,7 @@ fn sources(at: &At<'_>, out: &mut Vec<String>) {
     }
 }
 
-fn storage_class(at: &At<'_>, out: &mut Vec<String>) {
+pub(crate) fn storage_class(at: &At<'_>, out: &mut Vec<String>) {
     for term in at.get("allowedTopologies").items() {
         for one in term.get("matchLabelExpressions").items() {
             let key = one.get("key");
@@ -282,7 +227,7 @@ fn app_armor_annotation(at: &At<'_>, container: &At<'_>, out: &mut Vec<String>) 
 }
 
 /// Pods and templates of pods.
-fn template(at: &At<'_>, out: &mut Vec<String>) {
+pub(crate) fn template(at: &At<'_>, out: &mut Vec<String>) {
     const GONE: &str = "non-functional in v1.27+; use the \"seccompProfile\" field instead";
     let (notes, spec) = (at.get("metadata.annotations"), at.get("spec"));
     placement(&spec, out);
@@ -504,6 +449,14 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::kind::Warn;
+    use crate::validate::at::judge;
+
+    fn texts(tree: &Value, warn: Warn) -> Vec<String> {
+        let mut all = vec![];
+        judge(tree, |at| warn(at, &mut all));
+        all
+    }
 
     #[test]
     fn what_is_allowed_and_unwise_is_told() {

@@ -10,14 +10,14 @@ use super::at::{At, judge};
 use super::{internal, pod, storage};
 
 /// A whole number, or a percentage.
-pub(super) fn int_or_percent(at: &At<'_>) {
+pub(crate) fn int_or_percent(at: &At<'_>) {
     match at.value {
         Value::String(_) => at.name(names::percent),
         _ => at.not_negative(),
     }
 }
 
-pub(super) fn at_most_100_percent(at: &At<'_>) {
+pub(crate) fn at_most_100_percent(at: &At<'_>) {
     let digits = at.str().strip_suffix('%').and_then(|digits| digits.parse::<u64>().ok());
     if digits.is_some_and(|percent| percent > 100) {
         at.invalid("must not be greater than 100%");
@@ -60,7 +60,7 @@ fn not_empty(at: &At<'_>, kind: &str) {
 }
 
 /// `None`: there is something wrong with it.
-pub(super) fn parsed(at: &At<'_>) -> Option<machinery::selector::Selector> {
+pub(crate) fn parsed(at: &At<'_>) -> Option<machinery::selector::Selector> {
     if !judge(at.value, |at| at.selector()).is_empty() {
         return None;
     }
@@ -70,7 +70,7 @@ pub(super) fn parsed(at: &At<'_>) -> Option<machinery::selector::Selector> {
 
 /// The selector must match the template's labels. One that is not there selects nothing, an empty
 /// one everything; one that cannot be read has been complained about.
-pub(super) fn selects_template(selector: Option<&At<'_>>, template: &At<'_>) {
+pub(crate) fn selects_template(selector: Option<&At<'_>>, template: &At<'_>) {
     let labels = template.get("metadata.labels");
     let matches = selector.is_some_and(|selector| {
         parsed(selector).is_none_or(|parsed| {
@@ -95,7 +95,7 @@ fn always_restarts(template: &At<'_>, kind: &str) {
     }
 }
 
-pub(super) fn deployment(at: &At<'_>) {
+pub(crate) fn deployment(at: &At<'_>) {
     let spec = at.get("spec");
     spec.get("replicas").not_negative();
     replica_template(&spec);
@@ -142,7 +142,7 @@ fn replica_template(spec: &At<'_>) {
     }
 }
 
-pub(super) fn replica_set(at: &At<'_>) {
+pub(crate) fn replica_set(at: &At<'_>) {
     let spec = at.get("spec");
     spec.get("replicas").not_negative();
     spec.get("minReadySeconds").not_negative();
@@ -150,17 +150,17 @@ pub(super) fn replica_set(at: &At<'_>) {
 }
 
 /// The spec's rules, and a selector that stays.
-pub(super) fn deployment_update(at: &At<'_>, old: &At<'_>) {
+pub(crate) fn deployment_update(at: &At<'_>, old: &At<'_>) {
     deployment(at);
     at.get("spec.selector").unchanged(&old.get("spec.selector"));
 }
 
-pub(super) fn replica_set_update(at: &At<'_>, old: &At<'_>) {
+pub(crate) fn replica_set_update(at: &At<'_>, old: &At<'_>) {
     replica_set(at);
     at.get("spec.selector").unchanged(&old.get("spec.selector"));
 }
 
-pub(super) fn daemon_set(at: &At<'_>) {
+pub(crate) fn daemon_set(at: &At<'_>) {
     let spec = at.get("spec");
     let (selector, template) = (spec.get("selector"), spec.get("template"));
     selector.selector();
@@ -199,12 +199,12 @@ fn daemon_rolling(at: &At<'_>) {
     }
 }
 
-pub(super) fn daemon_set_update(at: &At<'_>, old: &At<'_>) {
+pub(crate) fn daemon_set_update(at: &At<'_>, old: &At<'_>) {
     at.get("spec.selector").unchanged(&old.get("spec.selector"));
     daemon_set(at);
 }
 
-pub(super) fn stateful_set(at: &At<'_>) {
+pub(crate) fn stateful_set(at: &At<'_>) {
     stateful_spec(&at.get("spec"), true);
 }
 
@@ -296,7 +296,7 @@ fn stateful_template(spec: &At<'_>) {
     pod::template(&template.with(&tree));
 }
 
-pub(super) fn stateful_set_update(at: &At<'_>, old: &At<'_>) {
+pub(crate) fn stateful_set_update(at: &At<'_>, old: &At<'_>) {
     let (spec, before) = (at.get("spec"), old.get("spec"));
     stateful_spec(&spec, false);
     const MUTABLE: &[&str] = &[
@@ -320,7 +320,7 @@ pub(super) fn stateful_set_update(at: &At<'_>, old: &At<'_>) {
     }
 }
 
-pub(super) fn controller_revision(at: &At<'_>) {
+pub(crate) fn controller_revision(at: &At<'_>) {
     at.get("revision").not_negative();
     let data = at.get("data");
     if !data.is_set() {
@@ -330,12 +330,12 @@ pub(super) fn controller_revision(at: &At<'_>) {
     }
 }
 
-pub(super) fn controller_revision_update(at: &At<'_>, old: &At<'_>) {
+pub(crate) fn controller_revision_update(at: &At<'_>, old: &At<'_>) {
     at.get("revision").not_negative();
     at.get("data").unchanged(&old.get("data"));
 }
 
-pub(super) fn replication_controller(at: &At<'_>) {
+pub(crate) fn replication_controller(at: &At<'_>) {
     let spec = at.get("spec");
     spec.get("minReadySeconds").not_negative();
     spec.get("selector").need();
@@ -353,7 +353,7 @@ pub(super) fn replication_controller(at: &At<'_>) {
     always_restarts(&template, "ReplicationController");
 }
 
-pub(super) fn pod_template(at: &At<'_>) {
+pub(crate) fn pod_template(at: &At<'_>) {
     pod::template(&at.get("template"));
 }
 
@@ -430,7 +430,7 @@ const COUNTS: &[Counts] = &[
 ];
 
 /// Counts of a status: none negative, none above the number of replicas.
-pub(super) fn counts(at: &At<'_>, old: &At<'_>) {
+pub(crate) fn counts(at: &At<'_>, old: &At<'_>) {
     let status = at.get("status");
     let of_kind = |row: &&Counts| row.kind.is_empty() || at.get("kind").is(row.kind);
     let Some(rules) = COUNTS.iter().find(of_kind) else { return };

@@ -1,0 +1,3 @@
+//! apiregistration.k8s.io: which server answers for a group's version.
+
+pub mod api_service;

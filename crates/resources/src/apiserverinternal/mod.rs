@@ -1,0 +1,3 @@
+//! internal.apiserver.k8s.io: what servers tell each other.
+
+pub(crate) mod storage_version;

@@ -1,0 +1,4 @@
+//! coordination.k8s.io: who leads, and who is there.
+
+pub(crate) mod lease;
+pub(crate) mod lease_candidate;

@@ -1,0 +1,3 @@
+//! discovery.k8s.io: where Services' pods are.
+
+pub(crate) mod endpoint_slice;

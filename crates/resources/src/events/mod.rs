@@ -1,0 +1,3 @@
+//! events.k8s.io: what has happened.
+
+pub(crate) mod event;

@@ -1,0 +1,489 @@
+//! A kind: all that the server knows about it, in one value.
+//!
+//! In: a static [`Kind`] in the kind's own file. Out: the row that routes, discovery, columns and
+//! storage keys derive from; [`crate::generic`] makes the row's strategy. Group, version, plural and
+//! scope are the type's.
+//!
+//! Invariant: a column and its cell are one entry, and so are a selectable field and its value.
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use apiserver::request::RequestContext;
+use apiserver::resource::{
+    ALL_VERBS, Behaviour, CREATED_AT_COLUMN, Conversion, Doc, Examined, MetadataRules, NAME_COLUMN,
+};
+use base::features::Feature;
+use k8s_openapi::Metadata;
+use machinery::field::FieldErrors;
+use machinery::{Object, ObjectMeta, names};
+use serde_json::Value;
+
+use crate::generic::{Generic, Hooks, NoHooks};
+use crate::row::Row;
+use crate::validate::at::{At, NameCheck};
+use crate::{Wiring, print};
+
+pub(crate) type Check = fn(&At<'_>);
+pub(crate) type UpdateCheck = fn(&At<'_>, &At<'_>);
+pub(crate) type Warn = fn(&At<'_>, &mut Vec<String>);
+
+pub(crate) struct Kind<T: 'static> {
+    pub(crate) short: &'static [&'static str],
+    pub(crate) categories: &'static [&'static str],
+    /// Where the objects are kept below `/registry/`, when that is not the plural.
+    pub(crate) storage: Option<&'static str>,
+    pub(crate) verbs: &'static [&'static str],
+    /// Is anything stored? If not, hooks compute the objects or answer a create.
+    pub(crate) stored: bool,
+    pub(crate) subresources: &'static [Sub],
+    /// No version is served unless `--runtime-config` asks for one.
+    pub(crate) optional: bool,
+    /// The kind is served only while this gate is open.
+    pub(crate) gate: Option<Feature>,
+    /// Fills in what is left out. Doing it twice changes nothing.
+    pub(crate) default: fn(&mut T),
+    /// For kinds whose spec and status are written apart.
+    pub(crate) parts: Option<Parts<T>>,
+    /// What counts as a new generation, where objects have one.
+    pub(crate) generation: Option<fn(&T, &T) -> bool>,
+    /// Takes out fields behind closed gates, see [`crate::gated`]. In: what is written, and what was
+    /// there before (`None` on creation).
+    pub(crate) gated: fn(&mut T, Option<&T>),
+    pub(crate) rules: Rules,
+    /// What is allowed, and unwise.
+    pub(crate) warnings: Option<Warn>,
+    /// Told in answer to every request; empty where nothing is deprecated.
+    pub(crate) deprecation: &'static str,
+    /// The group that refusals name, when that is not the kind's.
+    pub(crate) error_group: Option<&'static str>,
+    /// Deletes answer with the object. Upstream: `ReturnDeletedObject` of the kind's store.
+    pub(crate) returns_deleted: bool,
+    /// A delete that names no policy keeps the object's dependents.
+    pub(crate) orphans: bool,
+    /// Told to clients that delete and name no policy.
+    pub(crate) delete_warning: Option<&'static str>,
+    pub(crate) columns: &'static [Column<T>],
+    /// Conditions of an object's row in a Table.
+    pub(crate) row_conditions: fn(&T) -> Vec<Value>,
+    pub(crate) fields: Fields<T>,
+    /// What a selector with a field that is not selectable is told, where that is not the usual.
+    pub(crate) unknown_field: Option<fn(&str) -> String>,
+    /// What only this kind does.
+    pub(crate) hooks: fn(Option<&Wiring>) -> Arc<dyn Hooks<T>>,
+}
+
+impl<T: Object> Kind<T> {
+    const COLUMNS: [Column<T>; 2] = [name(), created_at()];
+
+    /// A kind with nothing special; what a kind's file does not say is as here.
+    pub(crate) const BASE: Self = Self {
+        short: &[],
+        categories: &[],
+        storage: None,
+        verbs: ALL_VERBS,
+        stored: true,
+        subresources: &[],
+        optional: false,
+        gate: None,
+        default: |_| {},
+        parts: None,
+        generation: None,
+        gated: |_, _| {},
+        rules: Rules::NONE,
+        warnings: None,
+        deprecation: "",
+        error_group: None,
+        returns_deleted: false,
+        orphans: false,
+        delete_warning: None,
+        columns: &Self::COLUMNS,
+        row_conditions: |_| vec![],
+        fields: Fields::Of(&[]),
+        unknown_field: None,
+        hooks: |_| Arc::new(NoHooks),
+    };
+}
+
+/// What a kind demands of its objects.
+pub(crate) struct Rules {
+    pub(crate) create: Check,
+    /// `None`: as on creation.
+    pub(crate) update: Option<UpdateCheck>,
+    /// By subresource; the rest is not checked.
+    pub(crate) parts: &'static [(&'static str, UpdateCheck)],
+    /// For rules that look at the typed object; `parts` and `update` do not count then.
+    pub(crate) typed: Option<TypedCheck>,
+    pub(crate) name: NameCheck,
+    pub(crate) metadata: MetadataRules,
+    /// PUT may create.
+    pub(crate) create_on_update: bool,
+    /// PUT need not name the resourceVersion.
+    pub(crate) unconditional_update: bool,
+}
+
+/// Checks an object that a write through a subresource (empty for the object itself) leaves.
+pub(crate) type TypedCheck = fn(&Examined<'_>, &str) -> FieldErrors;
+
+impl Rules {
+    pub(crate) const NONE: Self = Self {
+        create: |_| {},
+        update: None,
+        parts: &[],
+        typed: None,
+        name: names::dns1123_subdomain,
+        metadata: MetadataRules::Full,
+        create_on_update: false,
+        unconditional_update: true,
+    };
+}
+
+/// For kinds whose names upstream checks only as segments of a path.
+pub(crate) fn any_name(_: &str) -> Vec<String> {
+    vec![]
+}
+
+/// How to reach into a typed kind's two halves.
+pub(crate) struct Parts<T> {
+    pub(crate) clear_status: fn(&mut T),
+    pub(crate) keep_status: fn(&mut T, &T),
+    pub(crate) keep_spec: fn(&mut T, &T),
+}
+
+/// The [`Parts`] of a kind with the fields `spec` and `status`: closures over fields, which no
+/// table can hold.
+macro_rules! spec_and_status {
+    () => {
+        $crate::kind::Parts {
+            clear_status: |object| object.status = Default::default(),
+            keep_status: |object, old| object.status = old.status.clone(),
+            keep_spec: |object, old| object.spec = old.spec.clone(),
+        }
+    };
+}
+pub(crate) use spec_and_status;
+
+impl<T> Parts<T> {
+    /// `status` changes the status alone, everything else all but the status.
+    pub(crate) fn prepare_update(&self, ctx: &RequestContext, object: &mut T, old: &T) {
+        if ctx.subresource == "status" {
+            (self.keep_spec)(object, old);
+        } else {
+            (self.keep_status)(object, old);
+        }
+    }
+}
+
+/// A column of Tables, and what stands in it for an object.
+pub(crate) struct Column<T> {
+    pub(crate) name: &'static str,
+    /// string, integer, number, boolean, date
+    pub(crate) kind: &'static str,
+    /// `name` for the column that clients take for the object's name.
+    pub(crate) format: &'static str,
+    pub(crate) doc: Documented,
+    /// 0 is always shown, 1 with `-o wide`.
+    pub(crate) priority: i32,
+    pub(crate) cell: fn(&T) -> Value,
+}
+
+/// What describes a column.
+#[derive(Clone, Copy)]
+pub(crate) enum Documented {
+    Text(&'static str),
+    /// The schema's words about this field, looked up when a Table is made.
+    Field(&'static str),
+    /// A well-known column of the server.
+    Known(&'static apiserver::resource::Column),
+    /// There is a cell without a column: upstream's header of one kind lacks what its rows have.
+    Missing,
+}
+
+pub(crate) const fn text<T>(
+    name: &'static str,
+    kind: &'static str,
+    description: &'static str,
+    cell: fn(&T) -> Value,
+) -> Column<T> {
+    let doc = Documented::Text(description);
+    Column { name, kind, format: "", doc, priority: 0, cell }
+}
+
+/// A column that shows a field of the schema, as `api.core.v1.PodSpec.nodeName`.
+pub(crate) const fn field<T>(
+    name: &'static str,
+    kind: &'static str,
+    field: &'static str,
+    cell: fn(&T) -> Value,
+) -> Column<T> {
+    let doc = Documented::Field(field);
+    Column { name, kind, format: "", doc, priority: 0, cell }
+}
+
+const fn known<T>(
+    column: &'static apiserver::resource::Column,
+    cell: fn(&T) -> Value,
+) -> Column<T> {
+    let doc = Documented::Known(column);
+    Column { name: "", kind: "", format: "", doc, priority: 0, cell }
+}
+
+static NAME: apiserver::resource::Column = NAME_COLUMN;
+static CREATED_AT: apiserver::resource::Column = CREATED_AT_COLUMN;
+
+pub(crate) const fn name<T: Object>() -> Column<T> {
+    named(|object| object.name().into())
+}
+
+/// The first column, with something else than the bare name in it.
+pub(crate) const fn named<T>(cell: fn(&T) -> Value) -> Column<T> {
+    known(&NAME, cell)
+}
+
+pub(crate) const fn created_at<T: Object>() -> Column<T> {
+    known(&CREATED_AT, |object| {
+        object.meta().creation_timestamp.as_ref().map(|time| time.0.to_string()).into()
+    })
+}
+
+pub(crate) const fn age<T: Object>() -> Column<T> {
+    const CREATED: &str = "apimachinery.pkg.apis.meta.v1.ObjectMeta.creationTimestamp";
+    field("Age", "string", CREATED, |object| print::age(object))
+}
+
+/// A cell that has no column.
+pub(crate) const fn without_header<T>(cell: fn(&T) -> Value) -> Column<T> {
+    Column { name: "", kind: "", format: "", doc: Documented::Missing, priority: 0, cell }
+}
+
+/// Only `-o wide` shows it.
+pub(crate) const fn wide<T>(mut column: Column<T>) -> Column<T> {
+    column.priority = 1;
+    column
+}
+
+/// Clients take it for the object's name.
+pub(crate) const fn as_name<T>(mut column: Column<T>) -> Column<T> {
+    column.format = "name";
+    column
+}
+
+impl<T> Column<T> {
+    /// As Tables have it.
+    pub(crate) fn header(&self) -> Option<apiserver::resource::Column> {
+        let description = match self.doc {
+            Documented::Text(text) => Doc::Text(text.into()),
+            Documented::Field(field) => Doc::Field(api::schema::describe, field),
+            Documented::Known(column) => return Some(column.clone()),
+            Documented::Missing => return None,
+        };
+        Some(apiserver::resource::Column {
+            name: self.name.into(),
+            kind: self.kind.into(),
+            format: self.format.into(),
+            description,
+            priority: self.priority,
+        })
+    }
+}
+
+/// Fields for selectors besides name and namespace, each with its value.
+pub(crate) enum Fields<T: 'static> {
+    Of(&'static [(&'static str, fn(&T) -> String)]),
+    /// Read from the JSON without decoding all of it, in the order of the names: for kinds that have
+    /// many objects.
+    InBytes(&'static [&'static str], fn(&[u8]) -> serde_json::Result<Vec<(&'static str, String)>>),
+}
+
+impl<T> Fields<T> {
+    pub(crate) fn is_empty(&self) -> bool {
+        match self {
+            Self::Of(fields) => fields.is_empty(),
+            Self::InBytes(names, _) => names.is_empty(),
+        }
+    }
+
+    pub(crate) fn contains(&self, name: &str) -> bool {
+        match self {
+            Self::Of(fields) => fields.iter().any(|(one, _)| *one == name),
+            Self::InBytes(names, _) => names.contains(&name),
+        }
+    }
+}
+
+/// Something behind an object's name.
+pub(crate) struct Sub {
+    pub(crate) name: &'static str,
+    /// Group, version and kind of what it shows, where that is not the parent.
+    pub(crate) kind: Option<(&'static str, &'static str, &'static str)>,
+    pub(crate) verbs: &'static [&'static str],
+    pub(crate) behaviour: Made,
+}
+
+pub(crate) enum Made {
+    Plain(fn() -> Behaviour),
+    /// Of what only a running server has.
+    Wired(fn(&Wiring) -> Behaviour),
+}
+
+pub(crate) const PART_VERBS: &[&str] = &["get", "patch", "update"];
+pub(crate) const STATUS: Sub = part("status");
+
+/// Another face of the same object.
+pub(crate) const fn part(name: &'static str) -> Sub {
+    Sub { name, kind: None, verbs: PART_VERBS, behaviour: Made::Plain(|| Behaviour::Part) }
+}
+
+/// A kind of whatever type: a line of the table.
+pub(crate) trait AnyKind: Sync + 'static {
+    /// The kind's row; without `wiring`, one that says where objects are and how they are defaulted.
+    fn row(&'static self, wiring: Option<&Wiring>) -> Row;
+    fn is_optional(&self) -> bool;
+    /// Does it need what only a running server has?
+    fn is_wired(&self) -> bool;
+    #[cfg(test)]
+    fn rules(&self) -> &Rules;
+    #[cfg(test)]
+    fn warnings(&self) -> Option<Warn>;
+}
+
+impl<T: Metadata<Ty = ObjectMeta> + Object> AnyKind for Kind<T> {
+    fn row(&'static self, wiring: Option<&Wiring>) -> Row {
+        self.row_of::<T>(wiring)
+    }
+
+    fn is_optional(&self) -> bool {
+        self.optional
+    }
+
+    fn is_wired(&self) -> bool {
+        self.subresources.iter().any(|sub| matches!(sub.behaviour, Made::Wired(_)))
+    }
+
+    #[cfg(test)]
+    fn rules(&self) -> &Rules {
+        &self.rules
+    }
+
+    #[cfg(test)]
+    fn warnings(&self) -> Option<Warn> {
+        self.warnings
+    }
+}
+
+impl<T: Metadata<Ty = ObjectMeta> + Object> Kind<T> {
+    /// The row of the form `V`, which most kinds are themselves.
+    fn row_of<V: Metadata<Ty = ObjectMeta> + 'static>(
+        &'static self,
+        wiring: Option<&Wiring>,
+    ) -> Row {
+        let strategy = Generic { kind: self, hooks: (self.hooks)(wiring) };
+        let mut row = Row::new::<V>(strategy)
+            .short(self.short)
+            .categories(self.categories)
+            .verbs(self.verbs.to_vec())
+            .gate(self.gate);
+        if let Some(place) = self.storage {
+            row = row.storage(place);
+        }
+        if !self.stored {
+            row = row.not_stored();
+        }
+        for sub in self.subresources {
+            let behaviour = match (&sub.behaviour, wiring) {
+                (Made::Plain(made), _) => made(),
+                (Made::Wired(made), Some(wiring)) => made(wiring),
+                (Made::Wired(_), None) => continue,
+            };
+            row = row.sub(sub.name, sub.kind, sub.verbs, behaviour);
+        }
+        row
+    }
+}
+
+/// Another form of a kind: served as `V`, stored as `T`.
+pub(crate) struct Form<T: 'static, V> {
+    pub(crate) kind: Kind<T>,
+    pub(crate) conversion: fn() -> Arc<dyn Conversion>,
+    pub(crate) form: PhantomData<fn() -> V>,
+}
+
+impl<T, V> AnyKind for Form<T, V>
+where
+    T: Metadata<Ty = ObjectMeta> + Object,
+    V: Metadata<Ty = ObjectMeta> + Object,
+{
+    fn row(&'static self, wiring: Option<&Wiring>) -> Row {
+        self.kind.row_of::<V>(wiring).converted_by((self.conversion)())
+    }
+
+    fn is_optional(&self) -> bool {
+        self.kind.optional
+    }
+
+    fn is_wired(&self) -> bool {
+        self.kind.is_wired()
+    }
+
+    #[cfg(test)]
+    fn rules(&self) -> &Rules {
+        &self.kind.rules
+    }
+
+    #[cfg(test)]
+    fn warnings(&self) -> Option<Warn> {
+        self.kind.warnings
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    const GOLDEN: &str =
+        concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/spec/golden/tables.json");
+
+    /// Upstream's own columns, where they lie beside the repository.
+    #[test]
+    fn columns_are_upstreams() {
+        let Ok(text) = std::fs::read_to_string(GOLDEN) else {
+            println!("skipped: no {GOLDEN}");
+            return;
+        };
+        let golden: Value = serde_json::from_str(&text).expect("JSON");
+        let mut checked = 0;
+        // The server that was asked was not told to serve more.
+        let table = crate::tests::by_default();
+        for row in table.iter().filter(|row| row.storage.is_some()) {
+            let name = if row.group.is_empty() {
+                format!("{}.{}", row.plural, row.version)
+            } else {
+                format!("{}.{}.{}", row.plural, row.version, row.group)
+            };
+            let columns: Vec<Value> = row.strategy.columns().iter().map(shown).collect();
+            assert_eq!(Value::from(columns), golden[&name], "{name}");
+            checked += 1;
+        }
+        assert!(checked > 50);
+    }
+
+    #[test]
+    fn columns_name_fields_that_have_a_description() {
+        for row in crate::tests::built_in().iter() {
+            for column in row.strategy.columns() {
+                if let Doc::Field(_, path) = column.description {
+                    assert_ne!(column.description.text(), "", "{}: {path}", row.kind);
+                }
+            }
+        }
+    }
+
+    fn shown(column: &apiserver::resource::Column) -> Value {
+        serde_json::json!({
+            "name": column.name, "type": column.kind, "format": column.format,
+            "description": column.description.text(), "priority": column.priority,
+        })
+    }
+}

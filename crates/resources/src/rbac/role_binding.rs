@@ -1,0 +1,41 @@
+//! RoleBinding: who has a role in a namespace.
+
+use k8s_openapi::api::rbac::v1::RoleBinding;
+
+use super::{RULES, binding, default_binding, role_cell, role_stays, subjects_cell};
+use crate::kind::{Kind, Rules, age, name, text, wide};
+use crate::validate::at::At;
+
+pub(crate) static KIND: Kind<RoleBinding> = Kind {
+    default: |binding| default_binding(&mut binding.role_ref, &mut binding.subjects),
+    rules: Rules { create: role_binding, update: Some(role_binding_update), ..RULES },
+    columns: &[
+        name(),
+        text(
+            "Role",
+            "string",
+            "RoleRef can reference a Role in the current namespace or a ClusterRole in the global namespace. If the RoleRef cannot be resolved, the Authorizer must return an error.",
+            |binding| role_cell(&binding.role_ref),
+        ),
+        age(),
+        wide(text("Users", "string", "Users in the roleBinding", |binding| {
+            subjects_cell(binding.subjects.as_deref(), "User")
+        })),
+        wide(text("Groups", "string", "Groups in the roleBinding", |binding| {
+            subjects_cell(binding.subjects.as_deref(), "Group")
+        })),
+        wide(text("ServiceAccounts", "string", "ServiceAccounts in the roleBinding", |binding| {
+            subjects_cell(binding.subjects.as_deref(), "ServiceAccount")
+        })),
+    ],
+    ..Kind::BASE
+};
+
+fn role_binding(at: &At<'_>) {
+    binding(at, &["Role", "ClusterRole"], true);
+}
+
+fn role_binding_update(at: &At<'_>, old: &At<'_>) {
+    role_binding(at);
+    role_stays(at, old);
+}

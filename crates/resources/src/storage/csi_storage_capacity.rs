@@ -1,0 +1,32 @@
+//! CSIStorageCapacity: how much room a driver has for a class in a part of the cluster.
+
+use k8s_openapi::api::storage::v1::CSIStorageCapacity;
+use machinery::names;
+
+use crate::kind::{Kind, Rules};
+use crate::validate::at::At;
+use crate::validate::quantity;
+
+pub(crate) static KIND: Kind<CSIStorageCapacity> = Kind {
+    rules: Rules {
+        create: storage_capacity,
+        update: Some(storage_capacity_update),
+        unconditional_update: false,
+        ..Rules::NONE
+    },
+    ..Kind::BASE
+};
+
+fn storage_capacity(at: &At<'_>) {
+    at.get("nodeTopology").selector();
+    at.get("storageClassName").name(names::dns1123_subdomain);
+    if at.has("capacity") {
+        quantity::not_negative(&at.get("capacity"));
+    }
+}
+
+fn storage_capacity_update(at: &At<'_>, old: &At<'_>) {
+    for field in ["nodeTopology", "storageClassName"] {
+        at.get(field).unchanged(&old.get(field));
+    }
+}
