@@ -2,13 +2,13 @@
 //!
 //! Invariant: defaulting twice changes nothing.
 
-use base::features::{self, Feature};
 use k8s_openapi::api::admissionregistration::v1 as admission;
 use k8s_openapi::api::core::v1::LimitRange;
 use k8s_openapi::api::flowcontrol::v1 as flow;
 use k8s_openapi::api::networking::v1 as networking;
 use k8s_openapi::api::resource::v1 as resource;
 use k8s_openapi::api::storage::v1::CSIDriver;
+use release::features::{self, Feature};
 
 const HTTPS: i32 = 443;
 const WEBHOOK_SECONDS: i32 = 10;

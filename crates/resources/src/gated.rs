@@ -5,7 +5,6 @@
 //! field that a gate guards is a line of a table here. It is done after ownership is noted, as
 //! upstream does. Upstream: `dropDisabledFields` of each strategy.
 
-use base::features::{self, Feature};
 use k8s_openapi::api::apps::v1 as apps;
 use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
 use k8s_openapi::api::batch::v1 as batch;
@@ -17,6 +16,7 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::api::resource::v1 as devices;
 use k8s_openapi::api::scheduling::v1alpha2::{PodGroup, PodGroupTemplate, Workload};
 use k8s_openapi::api::storage::v1::CSIDriver;
+use release::features::{self, Feature};
 
 /// What of a `T` is behind gates, all of which must be open.
 struct Gated<T> {

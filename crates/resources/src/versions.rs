@@ -10,9 +10,9 @@ use std::sync::Arc;
 
 use api::versions::{self, Version};
 use apiserver::resource::{Conversion, Resource};
-use base::features::{self, Feature};
 use machinery::object::Codec;
 use machinery::{Object, StatusError};
+use release::features::{self, Feature};
 
 use crate::{OPTIONAL, RESOURCES, Row};
 

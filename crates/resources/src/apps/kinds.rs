@@ -2,7 +2,6 @@
 
 use apiserver::request::RequestContext;
 use apiserver::resource::{Column, Strategy};
-use base::features::{self, Feature};
 use k8s_openapi::api::apps::v1::{
     ControllerRevision, DaemonSet, DaemonSetStatus, Deployment, DeploymentStatus,
     DeploymentStrategy, ReplicaSet, ReplicaSetStatus, RollingUpdateDaemonSet,
@@ -10,6 +9,7 @@ use k8s_openapi::api::apps::v1::{
 };
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use machinery::Object;
+use release::features::{self, Feature};
 use serde_json::Value;
 
 use crate::Row;

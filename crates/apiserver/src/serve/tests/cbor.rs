@@ -1,7 +1,7 @@
 //! The server as clients of CBOR see it, with the gate open and closed.
 
-use base::features::{self, Feature, Gates};
 use machinery::cbor;
+use release::features::{self, Feature, Gates};
 
 use super::*;
 
