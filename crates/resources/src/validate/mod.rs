@@ -17,6 +17,7 @@ mod cron;
 mod devices;
 mod diff;
 mod flow;
+mod guard;
 mod internal;
 mod ip;
 mod migration;
@@ -40,7 +41,10 @@ use apiserver::resource::{Examined, MetadataRules};
 use machinery::field::FieldErrors;
 use machinery::names;
 
-use at::{At, NameCheck, judge, judge_both};
+use at::{At, NameCheck, judged};
+#[cfg(test)]
+use at::{judge, judge_both};
+use guard::Of;
 
 type Check = fn(&At<'_>);
 type UpdateCheck = fn(&At<'_>, &At<'_>);
@@ -303,7 +307,8 @@ pub(crate) fn rules<T: k8s_openapi::Resource>() -> &'static Rules {
 
 /// What is wrong with a new object.
 pub(crate) fn create<T: k8s_openapi::Resource>(object: &Examined<'_>) -> FieldErrors {
-    judge(object.tree(), rules::<T>().create)
+    let check = rules::<T>().create;
+    judged(Of::kind(T::GROUP, T::KIND), object.tree(), None, |new, _| check(new))
 }
 
 /// What is wrong with a changed one.
@@ -320,9 +325,10 @@ pub(crate) fn update<T: k8s_openapi::Resource>(
             None => return FieldErrors::default(),
         },
     };
+    let of = Of::kind(T::GROUP, T::KIND);
     match check {
-        Some(check) => judge_both(object.tree(), old.tree(), check),
-        None => judge_both(object.tree(), old.tree(), |new, _| (rules.create)(new)),
+        Some(check) => judged(of, object.tree(), Some(old.tree()), check),
+        None => judged(of, object.tree(), Some(old.tree()), |new, _| (rules.create)(new)),
     }
 }
 
@@ -332,10 +338,10 @@ pub(crate) fn service_addresses(
     old: Option<&dyn machinery::Object>,
 ) -> FieldErrors {
     let tree = object.to_value();
-    match old.map(|old| old.to_value()) {
-        Some(old) => judge_both(&tree, &old, |new, old| service::addresses(new, Some(old))),
-        None => judge(&tree, |new| service::addresses(new, None)),
-    }
+    let old = old.map(|old| old.to_value());
+    judged(Of::kind("", "Service"), &tree, old.as_ref(), |new, before| {
+        service::addresses(new, old.is_some().then_some(before));
+    })
 }
 
 /// What a client should know about an object that is fine otherwise.

@@ -7,7 +7,8 @@ use apiserver::resource::Examined;
 use machinery::names;
 use serde_json::Value;
 
-use super::at::{At, judge};
+use super::at::{At, judged};
+use super::guard::Of;
 use super::pod::each_container;
 use crate::core::app_armor;
 
@@ -56,12 +57,12 @@ pub(super) fn of(
 /// What there is to say of an object, new or changed.
 pub(super) fn told(group: &str, kind: &str, tree: &Value) -> Vec<String> {
     let row = KINDS.iter().find(|(of, name, _)| *of == group && *name == kind);
-    row.map_or(vec![], |(_, _, warn)| texts(tree, *warn))
+    row.map_or(vec![], |(_, _, warn)| texts(Of::kind(group, kind), tree, *warn))
 }
 
-fn texts(tree: &Value, warn: Warn) -> Vec<String> {
+fn texts(of: Of, tree: &Value, warn: Warn) -> Vec<String> {
     let mut all = vec![];
-    judge(tree, |at| warn(at, &mut all));
+    judged(of, tree, None, |at, _| warn(at, &mut all));
     all
 }
 
@@ -560,7 +561,7 @@ mod tests {
                 ],
             ),
         ] {
-            assert_eq!(texts(&tree, warn), expected);
+            assert_eq!(texts(Of::ANY, &tree, warn), expected);
         }
     }
 }
