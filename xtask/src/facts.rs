@@ -1,7 +1,7 @@
-//! `cargo xtask facts FILE`: the field facts of `crates/api`, from the published OpenAPI document.
+//! `cargo xtask facts [FILE]`: the field facts of `crates/api`, from the published OpenAPI document.
 //!
-//! In: Kubernetes' OpenAPI v2 JSON (plain or gzip). Out: `crates/api/facts/fields.tsv`, which is
-//! committed: facts, no prose. A line without a leading tab is a definition, the lines after it are its
+//! In: Kubernetes' OpenAPI v2 JSON (plain or gzip); without FILE, that of Kubernetes' Go module. Out:
+//! `crates/api/facts/fields.tsv`, which is committed: facts, no prose. A line without a leading tab is a definition, the lines after it are its
 //! fields:
 //!
 //! ```text
@@ -17,21 +17,31 @@ use std::fmt::Write as _;
 use std::fs;
 use std::process::Command;
 
+use crate::foreign;
 use crate::sh::Outcome;
 
 const OUTPUT: &str = "crates/api/facts/fields.tsv";
+/// The document in the module `k8s.io/kubernetes`.
+const DOCUMENT: &str = "api/openapi-spec/swagger.json";
 
 pub fn run(args: &[String]) -> Outcome<()> {
-    let [path] = args else { return Err("usage: cargo xtask facts OPENAPI.json[.gz]".to_owned()) };
+    let path = match args {
+        [] => {
+            let document = foreign::module("k8s.io/kubernetes")?.join(DOCUMENT);
+            document.to_string_lossy().into_owned()
+        }
+        [path] => path.clone(),
+        _ => return Err("usage: cargo xtask facts [OPENAPI.json[.gz]]".to_owned()),
+    };
     let text = if path.ends_with(".gz") {
         let output = Command::new("gzip")
             .arg("-dc")
-            .arg(path)
+            .arg(&path)
             .output()
             .map_err(|error| format!("gzip: {error}"))?;
         String::from_utf8(output.stdout).map_err(|error| format!("{path}: {error}"))?
     } else {
-        fs::read_to_string(path).map_err(|error| format!("{path}: {error}"))?
+        fs::read_to_string(&path).map_err(|error| format!("{path}: {error}"))?
     };
     let document = Parser { text: text.as_bytes(), at: 0 }.value()?;
     let table = table(document.get("definitions").ok_or("no definitions in the document")?);

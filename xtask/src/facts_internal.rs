@@ -8,13 +8,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::fs;
-use std::path::PathBuf;
-use std::process::Command;
 
+use crate::foreign;
 use crate::sh::Outcome;
 
 const OUTPUT: &str = "crates/resources/facts/internal.tsv";
-const MODULE: &str = "k8s.io/kubernetes@v1.36.2";
 
 /// The types that errors show, by package.
 const ROOTS: &[(&str, &str)] = &[
@@ -41,7 +39,7 @@ pub fn run(args: &[String]) -> Outcome<()> {
     if !args.is_empty() {
         return Err("usage: cargo xtask facts-internal".to_owned());
     }
-    let dir = module_dir()?;
+    let dir = foreign::module("k8s.io/kubernetes")?;
     let mut packages = BTreeMap::new();
     for (package, _) in ROOTS {
         let file = dir.join("pkg/apis").join(package).join("types.go");
@@ -53,17 +51,6 @@ pub fn run(args: &[String]) -> Outcome<()> {
     fs::write(OUTPUT, &table).map_err(|error| format!("{OUTPUT}: {error}"))?;
     println!("{OUTPUT}: {} lines", table.lines().count());
     Ok(())
-}
-
-fn module_dir() -> Outcome<PathBuf> {
-    let output = Command::new("go")
-        .args(["mod", "download", "-json", MODULE])
-        .output()
-        .map_err(|error| format!("go: {error}"))?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    let dir = text.lines().find_map(|line| line.trim().strip_prefix("\"Dir\": \""));
-    let dir = dir.and_then(|rest| rest.split('"').next());
-    dir.map(PathBuf::from).ok_or_else(|| format!("go mod download {MODULE}: {text}"))
 }
 
 #[derive(Default)]

@@ -9,13 +9,11 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
+use crate::foreign;
 use crate::sh::Outcome;
 
 const OUTPUT: &str = "crates/api/facts/protobuf.tsv";
-
-const RELEASE: &str = "v0.36.2";
 
 const MODULES: &[&str] = &[
     "k8s.io/apimachinery",
@@ -69,7 +67,7 @@ pub fn run(args: &[String]) -> Outcome<()> {
     let mut packages = vec![];
     for module in MODULES {
         let mut files = vec![];
-        find_protos(&module_dir(module)?, &mut files)?;
+        find_protos(&foreign::module(module)?, &mut files)?;
         files.sort();
         for file in files {
             packages.extend(package(&file)?);
@@ -79,19 +77,6 @@ pub fn run(args: &[String]) -> Outcome<()> {
     fs::write(OUTPUT, &table).map_err(|error| format!("{OUTPUT}: {error}"))?;
     println!("{OUTPUT}: {} lines", table.lines().count());
     Ok(())
-}
-
-/// The directory of a Go module; the module is fetched if necessary.
-fn module_dir(module: &str) -> Outcome<PathBuf> {
-    let wanted = format!("{module}@{RELEASE}");
-    let output = Command::new("go")
-        .args(["mod", "download", "-json", &wanted])
-        .output()
-        .map_err(|error| format!("go: {error}"))?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    let dir = text.lines().find_map(|line| line.trim().strip_prefix("\"Dir\": \""));
-    let dir = dir.and_then(|rest| rest.split('"').next());
-    dir.map(PathBuf::from).ok_or_else(|| format!("go mod download {wanted}: {text}"))
 }
 
 fn find_protos(dir: &Path, found: &mut Vec<PathBuf>) -> Outcome<()> {

@@ -27,7 +27,7 @@ const HELM_LIBRARIES: &[&str] = &[
 ];
 
 /// The upstream release that we are measured against.
-pub const KUBERNETES: &str = "1.36.2";
+pub const KUBERNETES: &str = release::KUBERNETES.full;
 /// The etcd that API servers of several machines share.
 const ETCD: &str = "3.6.5";
 
@@ -40,10 +40,10 @@ pub fn kubectl() -> Outcome<PathBuf> {
 pub fn helm() -> Outcome<PathBuf> {
     let directory = sh::cache_directory()?.join(format!("helm-v{HELM}"));
     let flags = format!("-s -w -X helm.sh/helm/v4/internal/version.version=v{HELM}");
-    let libraries = KUBERNETES.replacen('1', "0", 1);
+    let libraries = release::KUBERNETES.libraries.trim_start_matches('v');
     build(&directory, "helm", "helm.sh/helm/v4/cmd/helm", &flags, |directory| {
         let mut modules = vec![("helm.sh/helm/v4", HELM)];
-        modules.extend(HELM_LIBRARIES.iter().map(|name| (*name, libraries.as_str())));
+        modules.extend(HELM_LIBRARIES.iter().map(|name| (*name, libraries)));
         require(directory, &modules)
     })
 }
@@ -187,11 +187,11 @@ fn write_module(directory: &Path) -> Outcome {
     let report = download(directory)?;
     let go_mod = json_string(&report, "GoMod").ok_or("go mod download named no go.mod")?;
     let upstream = fs::read_to_string(&go_mod).map_err(|error| format!("{go_mod}: {error}"))?;
-    let staging = KUBERNETES.replacen('1', "0", 1);
+    let staging = release::KUBERNETES.libraries;
     let mut text = format!("module decapod.invalid/foreign\n\n{}\n\n", go_line(&upstream));
     text.push_str(&format!("require k8s.io/kubernetes v{KUBERNETES}\n\n"));
     for name in staging_modules(&upstream) {
-        text.push_str(&format!("replace {name} => {name} v{staging}\n"));
+        text.push_str(&format!("replace {name} => {name} {staging}\n"));
     }
     let path = directory.join("go.mod");
     if fs::read_to_string(&path).is_ok_and(|old| old == text) {
@@ -216,6 +216,24 @@ fn download(directory: &Path) -> Outcome<String> {
     let module = format!("k8s.io/kubernetes@v{KUBERNETES}");
     let mut command = Command::new("go");
     sh::capture(command.current_dir(directory).args(["mod", "download", "-json", &module]))
+}
+
+/// Where Go keeps a module of Kubernetes' release, which is fetched if it is not there: the sources
+/// that our tables of facts come from.
+pub fn module(name: &str) -> Outcome<PathBuf> {
+    let version = match name {
+        "k8s.io/kubernetes" => release::KUBERNETES.tag,
+        _ => release::KUBERNETES.libraries,
+    };
+    let wanted = format!("{name}@{version}");
+    let output = Command::new("go")
+        .args(["mod", "download", "-json", &wanted])
+        .output()
+        .map_err(|error| format!("go: {error}"))?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let dir = text.lines().find_map(|line| line.trim().strip_prefix("\"Dir\": \""));
+    let dir = dir.and_then(|rest| rest.split('"').next());
+    dir.map(PathBuf::from).ok_or_else(|| format!("go mod download {wanted}: {text}"))
 }
 
 fn go(directory: &Path) -> Command {

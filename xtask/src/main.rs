@@ -45,7 +45,7 @@ usage: cargo xtask COMMAND
                all that the end-to-end story needs
   kube-apiserver, etcd  build upstream's API server, or etcd 3.6 with its tools, for the
                tests that use them if they are in the cache
-  facts FILE   rewrite the field facts of crates/api from the published OpenAPI document
+  facts [FILE] rewrite the field facts of crates/api from the published OpenAPI document
   facts-internal  rewrite the fields of Kubernetes' internal types, which some errors show
   facts-protobuf  rewrite the protobuf field numbers of crates/api from Kubernetes' Go modules
   measure      print the figures of docs/performance.md

@@ -39,7 +39,7 @@ use std::sync::Arc;
 
 use apiserver::admission::{Chain, Plugin};
 use apiserver::authz::Authorizer;
-use base::features::{self, Feature};
+use release::features::{self, Feature};
 
 pub use certificates::PodCertificateSigning;
 pub use configuration::Configuration;
@@ -197,7 +197,7 @@ mod tests {
     use std::sync::Arc;
 
     use apiserver::authz::{Attributes, Authorizer, Decision};
-    use base::features::{self, Gates};
+    use release::features::{self, Gates};
 
     struct Nobody;
 

@@ -14,10 +14,10 @@ use apiserver::StatusError;
 use apiserver::admission::{Attributes, Operation, Plugin};
 use apiserver::authz::Authorizer;
 use async_trait::async_trait;
-use base::features::{self, Feature};
 use k8s_openapi::api::authentication::v1::TokenRequest;
 use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim, Pod};
 use machinery::Object;
+use release::features::{self, Feature};
 
 use references::Reference;
 

@@ -4,8 +4,8 @@
 //! node must have declared before the pod may go there. Pure but for the gates.
 //! Upstream: `k8s.io/component-helpers/nodedeclaredfeatures`.
 
-use base::features::{self, Feature};
 use k8s_openapi::api::core::v1::PodSpec;
+use release::features::{self, Feature};
 
 /// What kubelets here have, if their gates are open, sorted by name.
 const OURS: [Feature; 2] = [

@@ -14,7 +14,7 @@ use std::sync::{Arc, OnceLock};
 use machinery::patch::apply::{Resets, types::Type};
 use machinery::patch::{FieldFacts, Schema, Topology};
 
-static FIELDS: &str = include_str!("../facts/fields.tsv");
+pub(crate) static FIELDS: &str = include_str!("../facts/fields.tsv");
 
 /// Defaults of keys of list-maps: elements that leave them out have these. Upstream: the `default`
 /// of the key's field.
@@ -140,7 +140,6 @@ pub fn definition(name: &str) -> Option<Definition> {
 }
 
 /// All definitions, in no order.
-#[cfg(test)]
 pub fn definitions() -> impl Iterator<Item = Definition> {
     index().by_name.values().copied()
 }
@@ -269,6 +268,15 @@ mod tests {
             check("io.k8s.api.apps.v1.DeploymentSpec", "strategy"),
             Some((Some(Topology::Granular), false, true))
         );
+    }
+
+    #[test]
+    fn defaults_of_keys_name_fields_that_there_are() {
+        for (definition, field, _) in KEY_DEFAULTS {
+            let known = super::definition(definition).and_then(|one| one.field(field));
+            assert!(known.is_some(), "{definition}.{field}");
+        }
+        assert!(OPAQUE.iter().all(|name| super::definition(name).is_some()));
     }
 
     #[test]

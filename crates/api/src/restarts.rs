@@ -5,8 +5,8 @@
 //! container's rules that matches the code counts, then the container's own policy, then the pod's.
 //! Upstream: `ContainerShouldRestart`, `FindMatchingContainerRestartRule`, `AllContainersCouldRestart`.
 
-use base::features::{self, Feature};
 use k8s_openapi::api::core::v1::{Container, ContainerRestartRule, PodSpec};
+use release::features::{self, Feature};
 
 const RESTART: &str = "Restart";
 const RESTART_ALL: &str = "RestartAllContainers";

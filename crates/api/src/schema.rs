@@ -9,8 +9,9 @@
 //! trees would take.
 
 use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::io::Read as _;
-use std::sync::{Mutex, OnceLock};
+use std::sync::{LazyLock, Mutex, OnceLock};
 
 use flate2::read::DeflateDecoder;
 use serde_json::{Map, Value, json};
@@ -48,7 +49,14 @@ pub fn describe(path: &'static str) -> String {
 }
 
 /// Changes when the definitions do.
-pub const REVISION: &str = "k8s-openapi 0.29 v1_36";
+pub fn revision() -> &'static str {
+    static REVISION: LazyLock<String> = LazyLock::new(|| {
+        let mut hasher = DefaultHasher::new();
+        (PACKED, facts::FIELDS).hash(&mut hasher);
+        format!("{} {:x}", release::KUBERNETES.full, hasher.finish())
+    });
+    &REVISION
+}
 
 /// What the build script packed, in the order of names: the first definition of a chunk, the chunk.
 const PACKED: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/schemas.rs"));

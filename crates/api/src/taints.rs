@@ -4,8 +4,8 @@
 
 use std::cmp::Ordering;
 
-use base::features::{self, Feature};
 use k8s_openapi::api::core::v1::{Taint, Toleration};
+use release::features::{self, Feature};
 
 pub fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
     let fits = |wanted: Option<&str>, is: &str| wanted.is_none_or(|it| it.is_empty() || it == is);

@@ -367,6 +367,29 @@ mod tests {
         assert!(seen > 100, "{seen}");
     }
 
+    /// A misspelt kind or field would leave nothing as it was.
+    #[test]
+    fn the_table_of_resets_names_fields_that_there_are() {
+        for (kind, _, resets) in RESETS {
+            let (group, name) = kind.split_once('.').expect("a group and a kind");
+            let is_kind = |one: &Definition| {
+                let mut parts = one.name.rsplit('.');
+                (parts.next(), parts.nth(1)) == (Some(name), Some(group))
+            };
+            let of: Vec<Definition> = facts::definitions().filter(is_kind).collect();
+            assert!(!of.is_empty(), "{kind}");
+            for path in resets.excluded.iter().chain(resets.only) {
+                let is_there = |one: &Definition| {
+                    path.iter().filter(|step| **step != "*").try_fold(*one, |one, step| {
+                        let field = one.field(step)?;
+                        Some(facts::definition(field.definition).unwrap_or(one))
+                    })
+                };
+                assert!(of.iter().any(|one| is_there(one).is_some()), "{kind}: {path:?}");
+            }
+        }
+    }
+
     #[test]
     fn writes_leave_what_the_table_says() {
         assert_eq!(resets("io.k8s.api.core.v1.Service", "status").excluded, [&["spec"]]);

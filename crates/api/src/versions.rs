@@ -39,7 +39,7 @@ const POLICIES: &[&str] = &["MutatingAdmissionPolicy", "MutatingAdmissionPolicyB
 const DEVICES: &[&str] =
     &["DeviceClass", "ResourceClaim", "ResourceClaimTemplate", "ResourceSlice"];
 
-/// All that v1.36 has; none is served by default.
+/// All that this release has; none is served by default.
 pub const FAMILIES: &[Family] = &[
     family(
         "admissionregistration.k8s.io/v1alpha1",
@@ -420,6 +420,26 @@ mod tests {
             let is_boxed = version.box_of().is_some();
             assert_eq!(is_same, !is_boxed, "{} {}", version.api_version(), version.kind);
             assert!(version.message().is_some() && version.codec().is_some(), "{}", version.kind);
+        }
+    }
+
+    #[test]
+    fn boxes_name_fields_that_there_are() {
+        for one in BOXES {
+            let served = find(one.api_version, one.kind).expect("a version");
+            // The box is a field of the version that has it, and so is what stays beside it.
+            let api_version =
+                if one.into == Way::ToStored { served.stored() } else { one.api_version };
+            let (group, version) = api_version.split_once('/').expect("a group");
+            let kind = facts::definition_name(group, version, one.kind).expect("a kind");
+            let element = one.list[1..].split('/').fold(kind, |definition, name| {
+                let definition = facts::definition(definition).expect("a definition");
+                definition.field(name).unwrap_or_else(|| panic!("{}: {name}", one.list)).definition
+            });
+            let element = facts::definition(element).expect("a definition");
+            for name in one.outside.iter().chain([&one.field]) {
+                assert!(element.field(name).is_some(), "{}: {name}", element.name);
+            }
         }
     }
 

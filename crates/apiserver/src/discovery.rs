@@ -11,7 +11,6 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use base::features::{self, Feature};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
@@ -19,6 +18,7 @@ use http::header::{CACHE_CONTROL, CONTENT_TYPE, ETAG, HeaderValue, IF_NONE_MATCH
 use http::{HeaderMap, Response, StatusCode};
 use machinery::StatusError;
 use machinery::status::Reason;
+use release::features::{self, Feature};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 

@@ -24,9 +24,9 @@ pub struct Version {
 impl Default for Version {
     fn default() -> Self {
         Self {
-            major: "1",
-            minor: "36",
-            git_version: concat!("v1.36.2+decapod-", env!("CARGO_PKG_VERSION")),
+            major: release::KUBERNETES.major,
+            minor: release::KUBERNETES.minor,
+            git_version: release::KUBERNETES.build,
             git_commit: String::new(),
             build_date: "1970-01-01T00:00:00Z".into(),
         }

@@ -5,11 +5,11 @@
 
 use std::fmt::Write;
 
-use base::features::{self, Feature};
 use http::header::{CONTENT_TYPE, HeaderValue};
 use http::{HeaderMap, Response, StatusCode};
 use machinery::StatusError;
 use machinery::status::Reason;
+use release::features::{self, Feature};
 use serde_json::{Value, json};
 
 use crate::codec::negotiate::{Clause, clauses};

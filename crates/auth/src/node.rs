@@ -20,7 +20,6 @@ use apiserver::authz::{Attributes, Authorizer, Decision, PolicyRule};
 use apiserver::cacher::Entry;
 use apiserver::request::{Key, RequestInfo, UserInfo};
 use async_trait::async_trait;
-use base::features::{self, Feature};
 use base::task::Tasks;
 use k8s_openapi::api::certificates::v1beta1::PodCertificateRequest;
 use k8s_openapi::api::core::v1::{PersistentVolume, Pod, PodSpec};
@@ -28,6 +27,7 @@ use k8s_openapi::api::resource::v1::ResourceSlice;
 use k8s_openapi::api::storage::v1::VolumeAttachment;
 use machinery::ObjectMeta;
 use machinery::selector::Selector;
+use release::features::{self, Feature};
 
 use crate::mirror::{Change, mirror, mirror_if};
 use crate::rbac::{bootstrap, rule_allows};
@@ -629,8 +629,8 @@ impl Authorizer for NodeAuthorizer {
 
 #[cfg(test)]
 mod tests {
-    use base::features::Gates;
     use futures::FutureExt;
+    use release::features::Gates;
     use serde_json::json;
 
     use super::*;

@@ -10,7 +10,6 @@
 pub mod backoff;
 pub mod clock;
 pub mod duration;
-pub mod features;
 pub mod memory;
 pub mod pem;
 pub mod percent;

@@ -263,7 +263,7 @@ fn show_figures(
     audit: Option<Arc<apiserver::audit::Audit>>,
 ) {
     flags.encryption.add_health(server.health(), &encryption);
-    server.metrics().register(Box::new(base::features::encode_metrics));
+    server.metrics().register(Box::new(release::features::encode_metrics));
     server.metrics().register(Box::new(client::encode_queues));
     server.metrics().register(Box::new(scheduler::encode_metrics));
     server.metrics().register(Box::new(client::encode_requests));

@@ -38,12 +38,12 @@ pub struct FeatureGates {
 impl FeatureGates {
     /// Sets the gates of the whole process, before any code reads them. Warns about gates without effect.
     pub fn install(&self) -> anyhow::Result<()> {
-        let mut said = base::features::Said::default();
+        let mut said = release::features::Said::default();
         for text in &self.feature_gates {
             said.add(text).map_err(anyhow::Error::msg)?;
         }
         let gates = said.resolve().map_err(anyhow::Error::msg)?;
-        base::features::install(gates);
+        release::features::install(gates);
         for notice in said.notices(&gates) {
             tracing::warn!("{notice}");
         }

@@ -52,10 +52,10 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Command {
     /// Run a control plane and, unless --disable-agent, a node
-    #[command(after_help = base::features::help())]
+    #[command(after_help = release::features::help())]
     Server(Box<flags::Server>),
     /// Run a node of a cluster whose server runs elsewhere
-    #[command(after_help = base::features::help())]
+    #[command(after_help = release::features::help())]
     Agent(Box<flags::Agent>),
     /// Talk to the cluster as kubectl does
     Kubectl(Box<cli::kubectl::Kubectl>),
@@ -76,19 +76,19 @@ enum Command {
     /// Stop everything that Decapod runs and remove all its files
     Uninstall(cli::uninstall::Uninstall),
     /// Run only the API server
-    #[command(after_help = base::features::help())]
+    #[command(after_help = release::features::help())]
     KubeApiserver(Box<api_server::ApiServer>),
     /// Run only the controllers
-    #[command(after_help = base::features::help())]
+    #[command(after_help = release::features::help())]
     KubeControllerManager(components::ControllerManager),
     /// Run only the scheduler
-    #[command(after_help = base::features::help())]
+    #[command(after_help = release::features::help())]
     KubeScheduler(components::Scheduler),
     /// Run only the Service proxy
-    #[command(after_help = base::features::help())]
+    #[command(after_help = release::features::help())]
     KubeProxy(components::Proxy),
     /// Run only a node's kubelet
-    #[command(after_help = base::features::help())]
+    #[command(after_help = release::features::help())]
     Kubelet(components::Kubelet),
     /// Run nodes without machines, thousands in one process, to test schedulers, operators and autoscalers
     Simulate(simulate::Simulate),

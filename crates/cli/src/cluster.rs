@@ -110,7 +110,7 @@ impl Connection {
             insecure: self.insecure_skip_tls_verify || credentials.insecure_skip_tls_verify,
             server_name: credentials.tls_server_name,
             token: self.token.clone().or(credentials.token).map(Token::fixed),
-            user_agent: Some("decapod-kubectl/v1.36.0".into()),
+            user_agent: Some(format!("decapod-kubectl/{}", release::KUBERNETES.tag)),
             source: plugin.map(|plugin| Arc::new(plugin) as Arc<dyn CredentialSource>),
         };
         let http = HttpClient::new(&options).map_err(|error| own(error.to_string()))?;

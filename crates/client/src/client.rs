@@ -50,8 +50,9 @@ impl Client {
         B: http_body::Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
-        let agent = HeaderValue::from_str(&format!("{agent}/v1.36.0 (linux) decapod"))
-            .unwrap_or_else(|_| HeaderValue::from_static("decapod"));
+        let agent =
+            HeaderValue::from_str(&format!("{agent}/{} (linux) decapod", release::KUBERNETES.tag))
+                .unwrap_or_else(|_| HeaderValue::from_static("decapod"));
         let service =
             Counting::new(service, host).map_request(move |mut request: Request<Body>| {
                 request.headers_mut().entry(header::USER_AGENT).or_insert_with(|| agent.clone());

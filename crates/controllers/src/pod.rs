@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use base::features::{self, Feature};
 use client::{ObjectKey, Projection};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
+use release::features::{self, Feature};
 
 /// The condition of a pod that is to go for the sake of others.
 pub const DISRUPTION: &str = "DisruptionTarget";

@@ -231,7 +231,7 @@ mod tests {
 
     #[test]
     fn missing_node_features_reject() {
-        use base::features::{Feature, Gates, scoped};
+        use release::features::{Feature, Gates, scoped};
         let rule = json!({"action": "RestartAllContainers", "exitCodes": {"operator": "In"}});
         let spec = || {
             json!({"containers": [{"name": "a", "restartPolicy": "Never",

@@ -6,8 +6,8 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use base::features::{self, Feature};
 use jiff::Timestamp;
+use release::features::{self, Feature};
 
 pub const FIRST: Duration = Duration::from_secs(10);
 pub const CEILING: Duration = Duration::from_secs(300);

@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::Taint;
 use crate::sysctls::Sysctls;
 
 /// The node's `kubeletVersion`; clients and skew checks read it.
-pub const KUBELET_VERSION: &str = "v1.36.2";
+pub const KUBELET_VERSION: &str = release::KUBERNETES.tag;
 
 /// TLS of the server. The caller builds it, because it owns certificates and their rotation.
 pub type ServerTls = transport::tls::ServerTls;

@@ -7,7 +7,6 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use base::features::{self, Feature};
 use bytes::Bytes;
 use cri::{
     CDIDevice, Capability, ContainerConfig, ContainerMetadata, Device, ImageSpec, KeyValue,
@@ -15,6 +14,7 @@ use cri::{
     MountPropagation, Signal, SupplementalGroupsPolicy, UserNamespace,
 };
 use k8s_openapi::api::core::v1::{Container, Pod, SecurityContext, VolumeMount};
+use release::features::{self, Feature};
 
 use crate::allocation::Amounts;
 use crate::device_plugins::Extras;

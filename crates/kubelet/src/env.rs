@@ -9,10 +9,10 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use base::features::{self, Feature};
 use k8s_openapi::api::core::v1::{
     ConfigMap, Container, EnvVarSource, FileKeySelector, Pod, Secret, Service,
 };
+use release::features::{self, Feature};
 
 use crate::downward::{self, Addresses, DownwardError};
 use crate::expand::expand;

@@ -179,7 +179,8 @@ fn get_request(
     let mut request = Request::get(path).body(Empty::new()).map_err(|error| error.to_string())?;
     let headers = request.headers_mut();
     headers.insert(header::HOST, HeaderValue::from_str(authority).map_err(|e| e.to_string())?);
-    headers.insert(header::USER_AGENT, HeaderValue::from_static("kube-probe/1.36"));
+    let agent = HeaderValue::from_str(&agent()).map_err(|error| error.to_string())?;
+    headers.insert(header::USER_AGENT, agent);
     headers.insert(header::ACCEPT, HeaderValue::from_static("*/*"));
     headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
     let mut own: Vec<HeaderName> = vec![];
@@ -273,6 +274,11 @@ pub async fn grpc(host: &str, port: u16, service: &str, limit: Duration) -> Outc
     }
 }
 
+/// Upstream: `UserAgent` of probes.
+fn agent() -> String {
+    format!("kube-probe/{}", release::KUBERNETES.short)
+}
+
 async fn grpc_status(tcp: TcpStream, address: &str, service: &str) -> Result<i32, Problem> {
     let executor = TokioExecutor::new();
     let handshake = hyper::client::conn::http2::handshake(executor, TokioIo::new(tcp));
@@ -280,7 +286,7 @@ async fn grpc_status(tcp: TcpStream, address: &str, service: &str) -> Result<i32
     let frame = health_request(service);
     let request = Request::post(format!("http://{address}/grpc.health.v1.Health/Check"))
         .header(header::CONTENT_TYPE, "application/grpc")
-        .header(header::USER_AGENT, "kube-probe/1.36")
+        .header(header::USER_AGENT, agent())
         .header(header::TE, "trailers")
         .body(Full::new(frame))
         .map_err(|error| error.to_string())?;
@@ -396,7 +402,7 @@ mod tests {
                 let read = stream.read(&mut request).await.expect("a request");
                 let text = String::from_utf8_lossy(&request[..read]);
                 assert!(
-                    text.contains("user-agent: kube-probe/1.36") && text.contains("x-a: b"),
+                    text.contains(&format!("user-agent: {}", agent())) && text.contains("x-a: b"),
                     "{text}"
                 );
                 let answer = format!("HTTP/1.1 {status}\r\nContent-Length: 2\r\n\r\nhi");

@@ -18,10 +18,10 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use base::features::{self, Feature};
 use client::EventType;
 use futures::future::join_all;
 use k8s_openapi::api::core::v1::Pod;
+use release::features::{self, Feature};
 use tokio::sync::Notify;
 
 use crate::context::Context;

@@ -10,7 +10,6 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use api::restarts;
-use base::features::{self, Feature};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
     Container, ContainerState, ContainerStateRunning, ContainerStateTerminated,
@@ -18,6 +17,7 @@ use k8s_openapi::api::core::v1::{
     PodCondition, PodIP, PodSpec, PodStatus, ResourceRequirements, VolumeMountStatus,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use release::features::{self, Feature};
 
 use crate::allocation::{IN_PROGRESS, PENDING};
 use crate::observed::{

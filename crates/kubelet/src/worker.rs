@@ -24,13 +24,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use base::backoff::Backoff;
-use base::features::{self, Feature};
 use base::task::Tasks;
 use client::{ErrorExt, EventType};
 use http::Method;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodCondition, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use release::features::{self, Feature};
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 

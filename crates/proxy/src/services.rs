@@ -7,10 +7,10 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use base::features::{self, Feature};
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::{Service, ServiceSpec};
 use net::nft::{Ip, Proto};
+use release::features::{self, Feature};
 
 pub const PROXY_NAME_LABEL: &str = "service.kubernetes.io/service-proxy-name";
 const SOURCE_RANGES_ANNOTATION: &str = "service.beta.kubernetes.io/load-balancer-source-ranges";

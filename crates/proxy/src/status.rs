@@ -132,7 +132,7 @@ impl Status {
             state.failures,
             state.updated.map_or(0, Timestamp::as_second),
         );
-        base::features::encode_metrics(&mut page);
+        release::features::encode_metrics(&mut page);
         client::encode_requests(&mut page);
         page
     }

@@ -6,10 +6,10 @@
 //! have, too, are here. It is done after ownership is noted, as upstream does. Upstream:
 //! `dropDisabledFields` of each strategy.
 
-use base::features::{self, Feature};
 use k8s_openapi::api::core::v1::{
     ContainerRestartRule, EnvVar, Lifecycle, PodSpec, PodTemplateSpec, VolumeProjection,
 };
+use release::features::{self, Feature};
 
 /// What of a `T` is behind gates, all of which must be open.
 pub(crate) struct Gated<T> {

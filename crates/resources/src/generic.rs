@@ -15,7 +15,8 @@ use machinery::{Object, StatusError};
 use serde_json::Value;
 
 use crate::kind::{Fields, Kind};
-use crate::validate::at::{judge, judge_both};
+use crate::validate::at::judged;
+use crate::validate::guard::Of;
 
 /// What only one kind does. Every method has a default: most kinds need none.
 #[async_trait]
@@ -111,7 +112,7 @@ impl<T: Object> Generic<T> {
 }
 
 #[async_trait]
-impl<T: Object> Strategy for Generic<T> {
+impl<T: Object + k8s_openapi::Resource> Strategy for Generic<T> {
     fn default(&self, object: &mut dyn Object) {
         (self.kind.default)(object.expect_mut());
     }
@@ -153,7 +154,10 @@ impl<T: Object> Strategy for Generic<T> {
     fn validate(&self, object: &Examined<'_>) -> FieldErrors {
         match self.kind.rules.typed {
             Some(check) => check(object, ""),
-            None => judge(object.tree(), self.kind.rules.create),
+            None => {
+                let check = self.kind.rules.create;
+                judged(Of::kind(T::GROUP, T::KIND), object.tree(), None, |new, _| check(new))
+            }
         }
     }
 
@@ -174,9 +178,10 @@ impl<T: Object> Strategy for Generic<T> {
                 None => return FieldErrors::default(),
             },
         };
+        let of = Of::kind(T::GROUP, T::KIND);
         match check {
-            Some(check) => judge_both(object.tree(), old.tree(), check),
-            None => judge_both(object.tree(), old.tree(), |new, _| (rules.create)(new)),
+            Some(check) => judged(of, object.tree(), Some(old.tree()), check),
+            None => judged(of, object.tree(), Some(old.tree()), |new, _| (rules.create)(new)),
         }
     }
 
@@ -197,7 +202,7 @@ impl<T: Object> Strategy for Generic<T> {
             return vec![];
         }
         let mut all = vec![];
-        judge(tree, |at| warn(at, &mut all));
+        judged(Of::kind(T::GROUP, T::KIND), tree, None, |at, _| warn(at, &mut all));
         all
     }
 

@@ -13,10 +13,10 @@ use apiserver::request::RequestContext;
 use apiserver::resource::{
     ALL_VERBS, Behaviour, CREATED_AT_COLUMN, Conversion, Doc, Examined, MetadataRules, NAME_COLUMN,
 };
-use base::features::Feature;
 use k8s_openapi::Metadata;
 use machinery::field::FieldErrors;
 use machinery::{Object, ObjectMeta, names};
+use release::features::Feature;
 use serde_json::Value;
 
 use crate::generic::{Generic, Hooks, NoHooks};

@@ -10,7 +10,6 @@ use apiserver::relay::{Onward, relay};
 use apiserver::request::{Key, RequestContext};
 use apiserver::resource::{Behaviour, Body, Connect};
 use async_trait::async_trait;
-use base::features::{self, Feature};
 use base::percent;
 use http::uri::Scheme;
 use http::{HeaderMap, Request, Response, Uri};
@@ -18,6 +17,7 @@ use http_body_util::{BodyExt, Limited};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use machinery::status::Reason;
 use machinery::{Object, StatusError};
+use release::features::{self, Feature};
 use transport::{HostPort, HttpClient};
 
 use crate::log_options;

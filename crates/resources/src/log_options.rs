@@ -4,9 +4,9 @@
 //! Upstream: `ValidatePodLogOptions`, before anything is looked up.
 
 use apiserver::request::Key;
-use base::features::{self, Feature};
 use machinery::StatusError;
 use machinery::field::{FieldErrors, Path};
+use release::features::{self, Feature};
 
 const STREAMS: &[&str] = &["All", "Stderr", "Stdout"];
 const POSITIVE: &str = "must be greater than 0";

@@ -7,11 +7,11 @@ use api::versions::Version;
 use apiserver::resource::{
     ALL_VERBS, Behaviour, Conversion, Resource, Strategy, Subresource, SubresourceKind,
 };
-use base::features::{self, Feature};
 use k8s_openapi::{ClusterResourceScope, Metadata};
 use machinery::object::{Codec, DecodeError, Decoded, Unstructured};
 use machinery::patch::Schema;
 use machinery::{Object, ObjectMeta};
+use release::features::{self, Feature};
 use serde_json::Value;
 
 use crate::versions;

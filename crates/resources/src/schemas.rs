@@ -68,6 +68,6 @@ impl SchemaSource for BuiltIn {
     }
 
     fn revision(&self) -> String {
-        api::schema::REVISION.into()
+        api::schema::revision().into()
     }
 }

@@ -16,7 +16,7 @@ use crate::settings::{ANNOTATION, Mode};
 /// Its value is the fleet's name: a process runs the Nodes that have its own.
 pub const LABEL: &str = "decapod.io/fleet";
 /// What the nodes say they run.
-const VERSION: &str = "v1.36.2";
+const VERSION: &str = release::KUBERNETES.tag;
 /// Upstream: nodeLeaseDurationSeconds.
 const LEASE_SECONDS: i64 = 40;
 

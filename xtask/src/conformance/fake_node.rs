@@ -83,7 +83,8 @@ fn status(now: &str) -> String {
 "conditions":[{{"type":"Ready","status":"True","reason":"KubeletReady","message":"it says so",
 "lastHeartbeatTime":"{now}"}}],
 "nodeInfo":{{"machineID":"","systemUUID":"","bootID":"","kernelVersion":"6.1","osImage":"none",
-"containerRuntimeVersion":"none://1","kubeletVersion":"v1.36.2","kubeProxyVersion":"",
-"operatingSystem":"linux","architecture":"amd64"}}}}}}"#
+"containerRuntimeVersion":"none://1","kubeletVersion":"{}","kubeProxyVersion":"",
+"operatingSystem":"linux","architecture":"amd64"}}}}}}"#,
+        release::KUBERNETES.tag
     )
 }

@@ -13,6 +13,7 @@ use crate::sh::Outcome;
 /// A crate and what it may use directly.
 const ROOMS: &[(&str, &[&str])] = &[
     ("base", &[]),
+    ("release", &[]),
     ("machinery", &["base"]),
     ("transport", &["base"]),
     ("pki", &["base"]),
@@ -20,10 +21,10 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("store", &["base"]),
     ("etcd", &["store", "transport"]),
     ("encryption", &["machinery", "store", "pki"]),
-    ("api", &["machinery"]),
+    ("api", &["release", "machinery"]),
     ("cri", &["base"]),
     ("client", &["machinery", "api", "transport"]),
-    ("apiserver", &["machinery", "store", "transport"]),
+    ("apiserver", &["release", "machinery", "store", "transport"]),
     ("cel", &["base"]),
     ("extensions", &["apiserver", "api", "cel"]),
     ("resources", &["apiserver", "api", "cel", "pki"]),

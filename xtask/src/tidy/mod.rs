@@ -2,8 +2,9 @@
 //!
 //! In: the sources and manifests of the work tree. Out: one line per breach, or nothing. The sets of
 //! rules: which crate may use which ([`edges`]), how long things may be and how a module opens
-//! ([`shape`]), which calls are banned ([`banned`]), which packages the manifests name ([`unused`]) and
-//! which packages Cargo.lock contains ([`supply`]). A breach with a good reason says so in place:
+//! ([`shape`]), which calls are banned ([`banned`]), which packages the manifests name ([`unused`]),
+//! where Kubernetes' version is spelled out ([`version`]) and which packages Cargo.lock contains
+//! ([`supply`]). A breach with a good reason says so in place:
 //! `// tidy: allow(RULE): reason`, on the line or on one of the few before it.
 
 mod banned;
@@ -11,6 +12,7 @@ mod edges;
 mod mask;
 mod shape;
 mod unused;
+mod version;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -52,12 +54,14 @@ fn check(root: &Path) -> Outcome<Vec<Breach>> {
     let mut breaches = edges::check(&root.join("crates"))?;
     breaches.extend(supply::check(root)?);
     breaches.extend(unused::check(root)?);
+    breaches.extend(version::of_types(root)?);
     for path in sources(vec![root.join("crates"), root.join("xtask")])? {
         let text =
             fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
         let name = path.strip_prefix(root).unwrap_or(&path).to_string_lossy().into_owned();
         let source = Source::new(name, &text);
         let found = shape::check(&source).into_iter().chain(banned::check(&source));
+        let found = found.chain(version::check(&source));
         breaches.extend(found.filter(|breach| !source.allows(breach)));
     }
     Ok(breaches)

@@ -2,12 +2,12 @@
 
 use apiserver::StatusError;
 use apiserver::admission::{Attributes, Operation};
-use base::features::{self, Feature};
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use k8s_openapi::api::certificates::v1beta1::{PodCertificateRequest, PodCertificateRequestSpec};
 use k8s_openapi::api::core::v1::{Node, Pod, ServiceAccount};
 use machinery::Object;
 use machinery::status::Reason;
+use release::features::{self, Feature};
 
 use super::{MIRROR, on_node};
 

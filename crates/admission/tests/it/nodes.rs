@@ -7,7 +7,6 @@ use apiserver::admission::{Attributes, Operation, Plugin};
 use apiserver::authz::{self, Authorizer, Decision};
 use apiserver::request::{Key, RequestContext, UserInfo};
 use apiserver::resource::Resource;
-use base::features::{self, Feature, Gates};
 use decapod_admission as admission;
 use k8s_openapi::api::authentication::v1::TokenRequest;
 use k8s_openapi::api::certificates::v1beta1::PodCertificateRequest;
@@ -19,6 +18,7 @@ use k8s_openapi::api::node::v1::RuntimeClass;
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use k8s_openapi::api::storage::v1::{CSIDriver, StorageClass};
 use machinery::Object;
+use release::features::{self, Feature, Gates};
 use serde_json::{Value, json};
 
 use crate::world::{World, row};

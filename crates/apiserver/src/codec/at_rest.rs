@@ -126,7 +126,7 @@ fn unreadable(key: &[u8], why: impl std::fmt::Display) -> store::Error {
 
 #[cfg(test)]
 mod tests {
-    use base::features::{self, Feature, Gates};
+    use release::features::{self, Feature, Gates};
 
     use super::*;
 

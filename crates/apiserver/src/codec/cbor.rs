@@ -2,8 +2,8 @@
 //!
 //! Upstream: the gate `CBORServingAndStorage`, which is off by default.
 
-use base::features::{self, Feature};
 use machinery::StatusError;
+use release::features::{self, Feature};
 
 pub use machinery::cbor::{Error, MAGIC, array_head, to_json};
 

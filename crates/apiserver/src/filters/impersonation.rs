@@ -11,11 +11,11 @@ mod names;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use base::features::{self, Feature};
 use base::percent;
 use http::request::Parts;
 use http::{HeaderMap, HeaderName};
 use machinery::StatusError;
+use release::features::{self, Feature};
 
 pub(crate) use self::modes::Impersonation;
 use crate::audit::Trail;

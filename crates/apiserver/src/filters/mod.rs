@@ -17,11 +17,11 @@ mod timeout;
 use std::sync::Arc;
 use std::time::Duration;
 
-use base::features::{self, Feature};
 use http::header::{CACHE_CONTROL, HeaderValue};
 use http::request::Parts;
 use http::{Request, Response};
 use machinery::StatusError;
+use release::features::{self, Feature};
 
 use crate::audit;
 use crate::codec;

@@ -106,7 +106,7 @@ pub fn v2(
 }
 
 fn info() -> Value {
-    json!({ "title": "Kubernetes", "version": "v1.36.2" })
+    json!({ "title": "Kubernetes", "version": release::KUBERNETES.tag })
 }
 
 fn bearer_token() -> Value {

@@ -3,13 +3,13 @@
 
 use std::time::Duration;
 
-use base::features::{self, Feature};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use machinery::StatusError;
 use machinery::field::{FieldErrors, Path};
 use machinery::selector::{Requirement, Selector, Test};
 use machinery::status::Reason;
+use release::features::{self, Feature};
 
 use super::Call;
 use super::options::finish;

@@ -13,7 +13,6 @@ use std::collections::BTreeMap;
 use apiserver::registry::Intent;
 use apiserver::request::{Key, RequestContext};
 use apiserver::{Registry, StatusError};
-use base::features::{self, Feature};
 use futures::StreamExt;
 use k8s_openapi::api::rbac::v1::{
     AggregationRule, ClusterRole, ClusterRoleBinding, PolicyRule, Role, RoleBinding, RoleRef,
@@ -21,6 +20,7 @@ use k8s_openapi::api::rbac::v1::{
 };
 use machinery::status::Reason;
 use machinery::{LabelSelector, Object, ObjectMeta};
+use release::features::{self, Feature};
 
 use super::index::rule_of;
 use super::{broken_down, is_covered};

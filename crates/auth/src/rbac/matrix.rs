@@ -52,7 +52,9 @@ fn spec(file: &str) -> Option<PathBuf> {
 fn recorded() -> Option<(Value, Vec<(String, String)>)> {
     let golden = std::fs::File::open(spec("golden/empty-cluster.json.gz")?).ok()?;
     let golden = serde_json::from_reader(flate2::read::GzDecoder::new(golden)).expect("JSON");
-    let discovery = std::fs::read_to_string(spec("discovery-v1.36.json")?).expect("reads");
+    let discovery =
+        std::fs::read_to_string(spec(&format!("discovery-v{}.json", release::KUBERNETES.short))?)
+            .expect("reads");
     let discovery: Value = serde_json::from_str(&discovery).expect("JSON");
     Some((golden, resources(&discovery)))
 }

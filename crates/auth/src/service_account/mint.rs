@@ -5,7 +5,6 @@ use apiserver::request::{Key, RequestContext};
 use apiserver::resource::{CreateHandler, Created};
 use apiserver::{Registry, StatusError};
 use async_trait::async_trait;
-use base::features::{self, Feature};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::authentication::v1::{
     BoundObjectReference, TokenRequest, TokenRequestStatus,
@@ -14,6 +13,7 @@ use k8s_openapi::api::core::v1::{Node, Pod, Secret, ServiceAccount};
 use machinery::field::{FieldErrors, Path};
 use machinery::object::{Codec, Typed};
 use machinery::{Object, ObjectMeta, Time};
+use release::features::{self, Feature};
 
 use super::{Claims, Private, Reference, TokenKeys, USER_PREFIX};
 

@@ -144,7 +144,7 @@ impl Page {
         let mut out = String::new();
         apiserver::serve::Version::default().encode(&mut out);
         process::encode(&mut out);
-        base::features::encode_metrics(&mut out);
+        release::features::encode_metrics(&mut out);
         family(&mut out, LEADS, "gauge", LEADS_HELP);
         let leads = u8::from(self.0.leadership.leads());
         out.push_str(&format!("{LEADS}{{name=\"{}\"}} {leads}\n", self.0.name));

@@ -8,7 +8,7 @@ use crate::cluster::Cluster;
 use crate::failure::{Failure, Result, own};
 
 /// The API version that this kubectl was made for.
-const GIT_VERSION: &str = concat!("v1.36.2+decapod-", env!("CARGO_PKG_VERSION"));
+const GIT_VERSION: &str = release::KUBERNETES.build;
 
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct Version {
@@ -69,9 +69,9 @@ mod tests {
     #[test]
     fn both_versions_are_printed() {
         let plain = Version::default();
-        let server = json!({"gitVersion":"v1.36.2"});
+        let server = json!({"gitVersion":"v1.30.1"});
         let got = plain.text(Some(&server)).expect("prints");
-        assert_eq!(got, format!("Client Version: {GIT_VERSION}\nServer Version: v1.36.2\n"));
+        assert_eq!(got, format!("Client Version: {GIT_VERSION}\nServer Version: v1.30.1\n"));
         assert_eq!(plain.text(None).expect("prints").lines().count(), 1);
         let odd = Version { output: Some("toml".into()), ..plain };
         assert!(odd.text(None).is_err());

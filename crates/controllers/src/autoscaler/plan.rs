@@ -6,7 +6,6 @@
 
 use std::sync::Arc;
 
-use base::features::{self, Feature};
 use client::EventType;
 use jiff::Timestamp;
 use k8s_openapi::api::autoscaling::v2::{
@@ -20,6 +19,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use machinery::quantity::{self, Amount, Format};
 use machinery::{Object, Time};
+use release::features::{self, Feature};
 
 use super::limits::History;
 use super::replicas::{PodMetrics, Proposal, Target, Tolerances};

@@ -175,7 +175,7 @@ fn conditions_keep_their_time_while_they_hold() {
 
 #[test]
 fn what_was_scaled_to_zero_comes_back() {
-    use base::features::{self, Feature, Gates};
+    use release::features::{self, Feature, Gates};
     let outside = json!([{"type": "External", "external":
         {"metric": {"name": "m"}, "target": {"type": "Value", "value": "1"}}}]);
     let inside = json!([{"type": "Resource", "resource":

@@ -63,7 +63,7 @@ pub async fn metrics(pods: &PodSet, context: &Context) -> Response<Body> {
     let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} gauge\n{name}{{node={node:?}}} 1");
     context.figures.encode(&mut out);
     encode_volumes(&mut out, context, &views).await;
-    base::features::encode_metrics(&mut out);
+    release::features::encode_metrics(&mut out);
     context.users.encode(&mut out);
     context.device_plugins.counts.encode(&mut out);
     context.pod_resources.encode(&mut out);

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use apiserver::request::RequestContext;
-use base::features::Feature;
 use k8s_openapi::api::apps::v1::{
     Deployment, DeploymentStatus, DeploymentStrategy, RollingUpdateDeployment,
 };
 use k8s_openapi::api::core::v1::Container;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use release::features::Feature;
 
 use super::{COUNTS, tidy_counts};
 use crate::core::podspec;

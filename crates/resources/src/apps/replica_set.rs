@@ -1,8 +1,8 @@
 //! ReplicaSet: a number of pods that are all the same.
 
-use base::features::Feature;
 use k8s_openapi::api::apps::v1::{ReplicaSet, ReplicaSetStatus};
 use k8s_openapi::api::core::v1::Container;
+use release::features::Feature;
 
 use super::{COUNTS, tidy_counts};
 use crate::core::podspec;

@@ -1,10 +1,10 @@
 //! StatefulSet: pods with names and volumes that stay.
 
-use base::features::{self, Feature};
 use k8s_openapi::api::apps::v1::{StatefulSet, StatefulSetStatus, StatefulSetUpdateStrategy};
 use k8s_openapi::api::core::v1::Container;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use machinery::names as rules;
+use release::features::{self, Feature};
 
 use super::{COUNTS, tidy_counts};
 use crate::core::podspec;

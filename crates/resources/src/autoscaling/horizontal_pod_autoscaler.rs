@@ -3,10 +3,10 @@
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use base::features::{self, Feature};
 use k8s_openapi::api::autoscaling::v1;
 use k8s_openapi::api::autoscaling::v2::{self, HorizontalPodAutoscaler};
 use machinery::names;
+use release::features::{self, Feature};
 
 use super::forms::Forms;
 use crate::gated::{Gated, any, close, gated, taken};

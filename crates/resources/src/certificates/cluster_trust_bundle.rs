@@ -1,9 +1,9 @@
 //! ClusterTrustBundle: certificates to trust, for pods to mount.
 
-use base::features::Feature;
 use base::pem::{self, Block};
 use k8s_openapi::api::certificates::v1beta1::ClusterTrustBundle;
 use machinery::names;
+use release::features::Feature;
 use x509_parser::certificate::X509Certificate;
 use x509_parser::prelude::FromDer;
 

@@ -1,13 +1,13 @@
 //! PodCertificateRequest: a kubelet asks a signer for a certificate of a pod.
 
 use aws_lc_rs::signature::{self, UnparsedPublicKey, VerificationAlgorithm};
-use base::features::Feature;
 use base::pem::{self, Block};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use jiff::Timestamp;
 use k8s_openapi::api::certificates::v1beta1::PodCertificateRequest;
 use machinery::names;
+use release::features::Feature;
 use x509_parser::certificate::X509Certificate;
 use x509_parser::certification_request::X509CertificationRequest;
 use x509_parser::prelude::FromDer;

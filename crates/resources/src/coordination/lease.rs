@@ -1,8 +1,8 @@
 //! Lease: who holds something, and until when.
 
 use apiserver::resource::MetadataRules;
-use base::features::Feature;
 use k8s_openapi::api::coordination::v1::Lease;
+use release::features::Feature;
 
 use crate::gated::{Gated, close, gated, taken};
 use crate::kind::{Kind, Rules, age, field, name};

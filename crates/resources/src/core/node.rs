@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use apiserver::request::RequestContext;
-use base::features::Feature;
 use k8s_openapi::api::core::v1::{Node, NodeSpec, NodeSystemInfo};
+use release::features::Feature;
 
 use crate::gated::{Gated, close, gated, taken};
 use crate::generic::Hooks;

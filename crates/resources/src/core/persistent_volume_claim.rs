@@ -1,10 +1,10 @@
 //! PersistentVolumeClaim: a claim to a volume.
 
-use base::features::{self, Feature};
 use k8s_openapi::api::core::v1::{
     PersistentVolumeClaim, TypedLocalObjectReference, TypedObjectReference,
 };
 use machinery::field::Path;
+use release::features::{self, Feature};
 use serde_json::Value;
 
 use super::access_modes_cell;

@@ -31,7 +31,8 @@ use crate::kind::{
     Fields, Kind, Made, Rules, STATUS, Sub, age, field, name, spec_and_status, wide,
 };
 use crate::print::{labels, or_none};
-use crate::validate::at::{judge, judge_both};
+use crate::validate::at::judged;
+use crate::validate::guard::Of;
 use crate::validate::service::addresses;
 use crate::{proxy, validate};
 
@@ -199,10 +200,10 @@ impl Hooks<Service> for Life {
 /// What is wrong with the addresses and families that a Service asks for.
 fn wrong_addresses(service: &Service, old: Option<&Service>) -> FieldErrors {
     let tree = service.to_value();
-    match old.map(|old| old.to_value()) {
-        Some(old) => judge_both(&tree, &old, |new, old| addresses(new, Some(old))),
-        None => judge(&tree, |new| addresses(new, None)),
-    }
+    let old = old.map(|old| old.to_value());
+    judged(Of::kind("", "Service"), &tree, old.as_ref(), |new, before| {
+        addresses(new, old.is_some().then_some(before));
+    })
 }
 
 fn kind(service: &Service) -> &str {

@@ -1,8 +1,8 @@
 //! DeviceClass: a kind of device that claims ask for.
 
-use base::features::Feature;
 use k8s_openapi::api::resource::v1::DeviceClass;
 use machinery::names;
+use release::features::Feature;
 
 use super::{MOST, configuration, list, selectors};
 use crate::gated::{Gated, close, gated, taken};

@@ -2,10 +2,10 @@
 
 use std::collections::HashSet;
 
-use base::features::Feature;
 use cel::environments;
 use k8s_openapi::api::resource::v1::{DeviceRequest, ResourceClaimSpec};
 use machinery::names;
+use release::features::Feature;
 use serde_json::Value;
 
 use crate::defaults::fill;

@@ -1,9 +1,9 @@
 //! ResourceClaim: a pod's claim to devices.
 
-use base::features::Feature;
 use k8s_openapi::api::resource::v1::{
     DeviceRequestAllocationResult, ResourceClaim, ResourceClaimStatus,
 };
+use release::features::Feature;
 use serde_json::json;
 
 use super::{

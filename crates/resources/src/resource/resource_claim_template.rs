@@ -25,7 +25,7 @@ fn claim_template(at: &At<'_>) {
 
 #[cfg(test)]
 mod tests {
-    use base::features::Feature;
+    use release::features::Feature;
     use serde_json::json;
 
     use super::*;

@@ -1,8 +1,8 @@
 //! ResourceSlice: the devices of a driver, on a node or for many.
 
-use base::features::Feature;
 use k8s_openapi::api::resource::v1::{Device, ResourceSlice, ResourceSliceSpec};
 use machinery::names;
+use release::features::Feature;
 use serde_json::Value;
 
 use super::{MOST, binding_conditions, label, list, name_of_feature, pool_name, taint};

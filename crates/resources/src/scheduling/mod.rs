@@ -1,7 +1,7 @@
 //! scheduling.k8s.io: which pods come first, and which belong together.
 
-use base::features::Feature;
 use k8s_openapi::api::scheduling::v1alpha2::{PodGroupSpec, PodGroupTemplate};
+use release::features::Feature;
 
 use crate::gated::{Gated, gated, taken};
 use crate::validate::at::At;

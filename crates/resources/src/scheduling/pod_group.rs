@@ -1,8 +1,8 @@
 //! PodGroup: pods that are scheduled together.
 
-use base::features::Feature;
 use k8s_openapi::api::scheduling::v1alpha2::PodGroup;
 use machinery::names;
+use release::features::Feature;
 
 use super::{POD_GROUP, scheduling_policy};
 use crate::gated::close;

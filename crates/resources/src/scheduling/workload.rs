@@ -1,8 +1,8 @@
 //! Workload: templates of groups of pods that are scheduled together.
 
-use base::features::Feature;
 use k8s_openapi::api::scheduling::v1alpha2::Workload;
 use machinery::names;
+use release::features::Feature;
 
 use super::{TEMPLATE, scheduling_policy};
 use crate::gated::close;

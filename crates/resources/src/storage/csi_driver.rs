@@ -2,8 +2,8 @@
 
 use std::collections::HashSet;
 
-use base::features::{self, Feature};
 use k8s_openapi::api::storage::v1::CSIDriver;
+use release::features::{self, Feature};
 
 use crate::gated::{Gated, close, gated, taken};
 use crate::kind::{Kind, Rules, age, field, name};

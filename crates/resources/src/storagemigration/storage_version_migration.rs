@@ -1,9 +1,9 @@
 //! StorageVersionMigration: all objects of a resource are written again, in today's version.
 
-use base::features::Feature;
 use k8s_openapi::api::storagemigration::v1beta1::StorageVersionMigration;
 use machinery::names;
 use machinery::status::qualified;
+use release::features::Feature;
 
 use crate::kind::{Kind, Rules, STATUS, name, spec_and_status, text};
 use crate::validate::at::At;

@@ -5,12 +5,16 @@
 //!
 //! Invariant: what an object lacks is a place with the value `null`; no check panics on a value of an
 //! unexpected type, for decoding has refused those before.
+//! Invariant: a rule asks only for fields that the schema has. Tests hold each name against it
+//! (`guard`), for a misspelt name is `null` and its check never fires.
 
 use std::cell::RefCell;
 use std::collections::HashSet;
 
 use machinery::field::{FieldErrors, Path};
 use serde_json::Value;
+
+use super::guard::Of;
 
 pub(crate) type NameCheck = fn(&str) -> Vec<String>;
 
@@ -19,6 +23,7 @@ pub(crate) struct At<'a> {
     pub(crate) path: Path,
     pub(crate) value: &'a Value,
     judgement: &'a Judgement<'a>,
+    of: Of,
 }
 
 /// What all places of an object share.
@@ -30,50 +35,59 @@ struct Judgement<'a> {
 
 static NULL: Value = Value::Null;
 
-/// Runs checks over a whole object and returns what they found.
+/// Runs checks over a tree of no kind, such as a name or a part of an object.
 pub(crate) fn judge(tree: &Value, check: impl FnOnce(&At<'_>)) -> FieldErrors {
-    judged(tree, None, |new, _| check(new))
+    judged(Of::ANY, tree, None, |new, _| check(new))
 }
 
 /// As [`judge`], over an object and the one before it.
+#[cfg(test)]
 pub(crate) fn judge_both(
     tree: &Value,
     old: &Value,
     check: impl FnOnce(&At<'_>, &At<'_>),
 ) -> FieldErrors {
-    judged(tree, Some(old), check)
+    judged(Of::ANY, tree, Some(old), check)
 }
 
-fn judged(tree: &Value, old: Option<&Value>, check: impl FnOnce(&At<'_>, &At<'_>)) -> FieldErrors {
+/// Runs checks over a whole object of a kind and the one before it, and returns what they found.
+pub(crate) fn judged(
+    of: Of,
+    tree: &Value,
+    old: Option<&Value>,
+    check: impl FnOnce(&At<'_>, &At<'_>),
+) -> FieldErrors {
     let judgement = Judgement { errors: RefCell::default(), old };
-    let at = |value| At { path: Path::default(), value, judgement: &judgement };
+    let at = |value| At { path: Path::default(), value, judgement: &judgement, of };
     check(&at(tree), &at(old.unwrap_or(&NULL)));
     judgement.errors.into_inner()
 }
 
 impl<'a> At<'a> {
     /// A field below, or several steps below (`template.spec`).
+    #[cfg_attr(test, track_caller)]
     pub(crate) fn get(&self, names: &'static str) -> Self {
         let below = |value: &'a Value, name| value.get(name).unwrap_or(&NULL);
         let value = names.split('.').fold(self.value, below);
-        Self { path: self.path.child(names), value, judgement: self.judgement }
+        let of = self.of.fields(names, &self.path);
+        Self { path: self.path.child(names), value, of, ..*self }
     }
 
     /// A field below whose name comes from the object.
     pub(crate) fn named(&self, name: &str) -> Self {
         let value = self.value.get(name).unwrap_or(&NULL);
-        Self { path: self.path.named(name), value, judgement: self.judgement }
+        Self { path: self.path.named(name), value, of: self.of.named(name), ..*self }
     }
 
     /// The element of a map.
     pub(crate) fn key(&self, key: &str) -> Self {
         let value = self.value.get(key).unwrap_or(&NULL);
-        Self { path: self.path.key(key), value, judgement: self.judgement }
+        Self { path: self.path.key(key), value, of: self.of.element(), ..*self }
     }
 
     /// The same value under another name: upstream's paths follow its internal types here and there.
     pub(crate) fn called(&self, path: Path) -> Self {
-        Self { path, ..self.clone() }
+        Self { path, ..*self }
     }
 
     /// Another value at the same place.
@@ -81,28 +95,33 @@ impl<'a> At<'a> {
     where
         'a: 'b,
     {
-        At { path: self.path.clone(), value, judgement: self.judgement }
+        At { path: self.path.clone(), value, judgement: self.judgement, of: self.of }
     }
 
+    #[cfg_attr(test, track_caller)]
     pub(crate) fn child_path(&self, names: &'static str) -> Path {
+        self.of.shown(names, &self.path);
         self.path.child(names)
     }
 
     pub(crate) fn items(&self) -> impl Iterator<Item = At<'a>> + use<'a> {
-        let (path, judgement) = (self.path.clone(), self.judgement);
+        let (path, judgement, of) = (self.path.clone(), self.judgement, self.of.element());
         let list = self.value.as_array().map(Vec::as_slice).unwrap_or_default();
         list.iter().enumerate().map(move |(index, value)| At {
             path: path.index(index),
             value,
             judgement,
+            of,
         })
     }
 
     /// The elements of a map, each at its key.
     pub(crate) fn entries(&self) -> impl Iterator<Item = (&'a str, At<'a>)> + use<'a> {
-        let (path, judgement) = (self.path.clone(), self.judgement);
+        let (path, judgement, of) = (self.path.clone(), self.judgement, self.of.element());
         let map = self.value.as_object().into_iter().flatten();
-        map.map(move |(key, value)| (key.as_str(), At { path: path.key(key), value, judgement }))
+        map.map(move |(key, value)| {
+            (key.as_str(), At { path: path.key(key), value, judgement, of })
+        })
     }
 
     /// The whole object as it was before, if there was one.
@@ -127,7 +146,9 @@ impl<'a> At<'a> {
         }
     }
 
+    #[cfg_attr(test, track_caller)]
     pub(crate) fn has(&self, name: &str) -> bool {
+        self.of.field(name, &self.path);
         self.value.get(name).is_some_and(|value| !value.is_null())
     }
 

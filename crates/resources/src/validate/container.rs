@@ -3,8 +3,8 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-use base::features::{self, Feature};
 use machinery::names;
+use release::features::{self, Feature};
 use serde_json::Value;
 
 use super::at::At;

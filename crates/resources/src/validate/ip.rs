@@ -3,9 +3,9 @@
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use base::features::{self, Feature};
 use ipnet::IpNet;
 use machinery::field::Path;
+use release::features::{self, Feature};
 
 use super::at::At;
 

@@ -3,7 +3,7 @@
 //! In: an object, and on updates the one before it. Out: all field errors at once, in upstream's order
 //! and words. A kind's checks are in its file, and what the kinds of a group share is in the group's;
 //! here are the language of rules (`at`: checks are functions over places in the object's tree), and the
-//! checks that several groups share.
+//! checks that several groups share. `guard` holds the names that rules ask for against the schema.
 //!
 //! Invariant: checks see objects after defaulting and `prepare_*`, so they need not repeat those.
 
@@ -14,6 +14,7 @@ pub(crate) mod container;
 pub(crate) mod core;
 pub(crate) mod cron;
 pub(crate) mod diff;
+pub(crate) mod guard;
 pub(crate) mod internal;
 pub(crate) mod ip;
 #[cfg(test)]

@@ -3,10 +3,10 @@
 
 use std::collections::{HashMap, HashSet};
 
-use base::features::{self, Feature};
 use k8s_openapi::api::core::v1::PodSpec;
 use machinery::names;
 use machinery::quantity::Amount;
+use release::features::{self, Feature};
 use serde_json::Value;
 
 use super::at::At;

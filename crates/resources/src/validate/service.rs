@@ -2,8 +2,8 @@
 
 use std::collections::HashSet;
 
-use base::features::{self, Feature};
 use machinery::names;
+use release::features::{self, Feature};
 
 use super::at::At;
 use super::{container, ip};

@@ -171,7 +171,7 @@ fn containers_fit_into_the_pod_as_a_whole() {
 
 #[test]
 fn gates_change_the_rules() {
-    use base::features::{self, Feature as F};
+    use release::features::{self, Feature as F};
     let check = |gate: F, kind: &str, object: &Value, closed: &[&str], open: &[&str]| {
         for (is_on, expected) in [(false, closed), (true, open)] {
             let gates = features::Gates::DEFAULT.with(gate, is_on);
@@ -227,7 +227,7 @@ fn gates_change_the_rules() {
 /// Upstream's ratcheting: `restartAllContainersActionInUse`.
 #[test]
 fn an_action_behind_a_closed_gate_stays_where_it_stood() {
-    use base::features::{self, Feature};
+    use release::features::{self, Feature};
     let rules =
         |action: &str| json!([{"action": action, "exitCodes": {"operator": "In", "values": [42]}}]);
     let object = |kind: &str, action: &str| {

@@ -1,7 +1,7 @@
 //! The server with clients that use CBOR, with the gate on and off.
 
-use base::features::{self, Feature, Gates};
 use machinery::cbor;
+use release::features::{self, Feature, Gates};
 
 use super::*;
 

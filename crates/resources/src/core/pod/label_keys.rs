@@ -10,9 +10,9 @@
 
 use std::collections::BTreeMap;
 
-use base::features::{self, Feature};
 use k8s_openapi::api::core::v1::{Affinity, Pod, PodAffinityTerm};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
+use release::features::{self, Feature};
 
 type Labels = BTreeMap<String, String>;
 
@@ -70,7 +70,7 @@ fn add(
 
 #[cfg(test)]
 mod tests {
-    use base::features::Gates;
+    use release::features::Gates;
     use serde_json::{Value, from_value, json, to_value};
 
     use super::*;

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use api::qos;
 use apiserver::request::RequestContext;
 use apiserver::resource::Grace;
-use base::features::Feature;
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod, PodIP, PodSpec, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use release::features::Feature;
 use serde::Deserialize;
 
 use super::{app_armor, podspec};
@@ -308,7 +308,7 @@ fn take_container_resources(own: &mut Vec<Container>, wanted: Vec<Container>) {
 
 #[cfg(test)]
 mod tests {
-    use base::features;
+    use release::features;
     use serde_json::{Value, json};
 
     use super::*;

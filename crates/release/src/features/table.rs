@@ -1,4 +1,4 @@
-//! The table of feature gates: upstream v1.36's names, stages and defaults, and what each does here.
+//! The table of feature gates: upstream's names, stages and defaults, and what each does here.
 //!
 //! A row: name, stage, state while nobody says anything (locked ones stay in it), [`Effect`]. What is
 //! known of a gate stands here and nowhere else; a new gate is a line.

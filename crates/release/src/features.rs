@@ -1,4 +1,4 @@
-//! Feature gates: upstream v1.36's, with its names, stages and defaults, and what each does here.
+//! Feature gates: upstream's, with its names, stages and defaults, and what each does here.
 //!
 //! In: what was said of gates, as `A=true,B=false`, by flags and configuration files. Out: which are
 //! open ([`enabled`], asked wherever behaviour hangs on one), what to tell whoever said it
@@ -399,7 +399,12 @@ pub fn help() -> String {
         }
         let _ = write!(out, "\n{line}");
     }
-    out + "\n  The other gates of v1.36 are known, too, and change nothing."
+    let _ = write!(
+        out,
+        "\n  The other gates of v{} are known, too, and change nothing.",
+        crate::KUBERNETES.short
+    );
+    out
 }
 
 /// The figure `kubernetes_feature_enabled`.
