@@ -359,10 +359,6 @@ pub(crate) fn job_update(at: &At<'_>, old: &At<'_>) {
     job_rules(&spec);
     let completions = spec.get("completions");
     let is_indexed = spec.get("completionMode").is("Indexed");
-    if is_indexed && !completions.is_set() {
-        // Upstream says so twice.
-        completions.required("when completion mode is Indexed");
-    }
     if !is_indexed {
         completions.unchanged(&before.get("completions"));
     } else if completions.value != before.get("completions").value
