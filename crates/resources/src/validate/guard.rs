@@ -25,7 +25,7 @@ pub(crate) struct Of;
 impl Of {
     pub(crate) const ANY: Self = Self;
 
-    pub(super) const fn kind(_group: &str, _kind: &str) -> Self {
+    pub(crate) const fn kind(_group: &str, _kind: &str) -> Self {
         Self
     }
 
