@@ -3,36 +3,28 @@
 //! In: nothing but types. Out: [`table`], from which routes, discovery, columns and storage keys
 //! derive. A new kind is a file and a line in [`RESOURCES`].
 
-pub mod addresses;
 pub mod api_service;
 mod apps;
 mod autoscaler;
-pub mod bootstrap;
 mod columns;
 mod component_status;
+mod connect;
 mod core;
 mod csr;
 mod defaults;
 mod events;
-pub mod fairness;
 mod gated;
 mod job;
-mod kubelets;
-mod log_options;
-mod log_stream;
-mod metrics;
 mod native;
 mod optional;
 mod parts;
 mod print;
 mod printers;
-mod proxy;
 mod resource_claims;
 mod row;
 mod rows;
 mod scale;
 pub mod schemas;
-pub mod upkeep;
 mod validate;
 pub mod versions;
 
@@ -42,7 +34,7 @@ use std::sync::Arc;
 use apiserver::resource::{CreateHandler, Resource, ResourceTable};
 use machinery::patch::Schema;
 
-pub use kubelets::Kubelets;
+pub use connect::{Connections, Target};
 pub use native::native;
 pub use row::Row;
 
@@ -59,7 +51,8 @@ pub struct Options {
     pub schema: Option<Arc<dyn Schema>>,
     /// Upstream's `--service-node-port-range`.
     pub node_ports: RangeInclusive<u16>,
-    pub kubelets: Arc<Kubelets>,
+    /// Who answers `pods/log`, `nodes/proxy` and their like.
+    pub connections: Box<Connections>,
     /// Answers `serviceaccounts/NAME/token`.
     pub tokens: Arc<dyn CreateHandler>,
     /// Which of the rows that are off by default there are.
@@ -68,19 +61,27 @@ pub struct Options {
     pub allow_privileged: bool,
 }
 
+/// How Services get their addresses, for those who repair what a crash left behind.
+pub mod cluster_ips {
+    pub use crate::core::service::{
+        ALLOCATOR, MANAGED_BY, SETTLED, addresses_of, create_address, delete_address,
+        has_addresses, is_abandoned, service_cidrs,
+    };
+}
+
 /// The table of built-in resources.
 pub fn table(options: Options) -> ResourceTable {
-    let Options { schema, node_ports, kubelets, tokens, is_on, allow_privileged } = options;
+    let Options { schema, node_ports, connections, tokens, is_on, allow_privileged } = options;
     validate::capabilities::allow_privileged(allow_privileged);
     let plain = RESOURCES.iter().flat_map(|group| group.iter()).map(|row| row());
     let optional = versions::rows().filter(|row| is_on(row.resource()));
     let wired = [
-        core::pod::row(&kubelets),
-        core::node::row(&kubelets),
-        core::service::row(node_ports, &kubelets),
+        core::pod::row(&*connections),
+        core::node::row(&*connections),
+        core::service::row(node_ports, &*connections),
         core::service_account(tokens),
     ];
-    let rows = plain.chain(wired).chain(metrics::rows(&kubelets)).chain(optional);
+    let rows = plain.chain(wired).chain(optional);
     ResourceTable::new(rows.map(|row| row.build(schema.clone())))
 }
 
@@ -114,18 +115,29 @@ mod tests {
     }
 
     fn options() -> Options {
-        let client = transport::ClientOptions { insecure: true, ..Default::default() };
-        let Ok(http) = transport::HttpClient::new(&client) else {
-            panic!("a client without server is valid")
-        };
-        let kubelets = Arc::new(Kubelets::new(http.clone(), http));
         Options {
             schema: None,
             node_ports: 30000..=32767,
-            kubelets,
+            connections: Box::new(|_| Arc::new(Nowhere)),
             tokens: Arc::new(NoTokens),
             is_on: Box::new(|_| true),
             allow_privileged: true,
+        }
+    }
+
+    /// Answers nothing.
+    pub(crate) struct Nowhere;
+
+    #[async_trait::async_trait]
+    impl apiserver::resource::Connect for Nowhere {
+        async fn connect(
+            &self,
+            _: &apiserver::Registry,
+            _: &apiserver::request::RequestContext,
+            _: &apiserver::request::Key,
+            _: http::Request<apiserver::resource::Body>,
+        ) -> Result<http::Response<apiserver::resource::Body>, machinery::StatusError> {
+            Err(machinery::StatusError::internal("a test has no kubelets"))
         }
     }
 

@@ -1,7 +1,5 @@
 //! Nodes.
 
-use std::sync::Arc;
-
 use apiserver::request::RequestContext;
 use apiserver::resource::{Column, Strategy};
 use k8s_openapi::api::core::v1::{Node, NodeSpec, NodeSystemInfo};
@@ -9,22 +7,21 @@ use machinery::Object;
 use serde_json::Value;
 
 use crate::Row;
+use crate::connect::{Connections, PROXY_VERBS, Target, to};
 use crate::gated;
-use crate::kubelets::Kubelets;
 use crate::parts::{Parts, parts};
 use crate::print::{age, or_none};
-use crate::proxy;
 
 const PARTS: Parts<Node> = parts!(Node);
 const ROLE_LABEL: &str = "node-role.kubernetes.io/";
 
-pub(crate) fn row(kubelets: &Arc<Kubelets>) -> Row {
+pub(crate) fn row(connections: &Connections) -> Row {
     let options = Some(("", "v1", "NodeProxyOptions"));
     Row::new::<Node>(NodeStrategy).short(&["no"]).storage("minions").status().sub(
         "proxy",
         options,
-        proxy::VERBS,
-        proxy::behaviour(kubelets, proxy::Of::Node),
+        PROXY_VERBS,
+        to(Target::NodeProxy, connections),
     )
 }
 

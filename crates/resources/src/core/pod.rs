@@ -1,7 +1,5 @@
 //! Pods.
 
-use std::sync::Arc;
-
 use api::qos;
 use apiserver::request::RequestContext;
 use apiserver::resource::{Column, Grace, Strategy};
@@ -13,11 +11,10 @@ use serde_json::Value;
 
 use super::{app_armor, label_keys, pod_actions, pod_print, podspec};
 use crate::Row;
+use crate::connect::{Connections, PROXY_VERBS, Target, to};
 use crate::gated;
-use crate::kubelets::{self, Kubelets};
-use crate::proxy;
 
-pub(crate) fn row(kubelets: &Arc<Kubelets>) -> Row {
+pub(crate) fn row(connections: &Connections) -> Row {
     const STREAM: &[&str] = &["create", "get"];
     let core = |kind| Some(("", "v1", kind));
     Row::new::<Pod>(PodStrategy)
@@ -28,16 +25,16 @@ pub(crate) fn row(kubelets: &Arc<Kubelets>) -> Row {
         .part("resize")
         .sub("binding", core("Binding"), &["create"], pod_actions::binding())
         .sub("eviction", Some(("policy", "v1", "Eviction")), &["create"], pod_actions::eviction())
-        .sub("log", None, &["get"], kubelets::log(kubelets))
-        .sub("exec", core("PodExecOptions"), STREAM, kubelets::exec(kubelets))
-        .sub("attach", core("PodAttachOptions"), STREAM, kubelets::attach(kubelets))
-        .sub("portforward", core("PodPortForwardOptions"), STREAM, kubelets::port_forward(kubelets))
+        .sub("log", None, &["get"], to(Target::PodLog, connections))
+        .sub("exec", core("PodExecOptions"), STREAM, to(Target::PodExec, connections))
+        .sub("attach", core("PodAttachOptions"), STREAM, to(Target::PodAttach, connections))
         .sub(
-            "proxy",
-            core("PodProxyOptions"),
-            proxy::VERBS,
-            proxy::behaviour(kubelets, proxy::Of::Pod),
+            "portforward",
+            core("PodPortForwardOptions"),
+            STREAM,
+            to(Target::PodPortForward, connections),
         )
+        .sub("proxy", core("PodProxyOptions"), PROXY_VERBS, to(Target::PodProxy, connections))
 }
 
 struct PodStrategy;

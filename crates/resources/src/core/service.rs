@@ -7,7 +7,6 @@
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
-use std::sync::Arc;
 
 use apiserver::Registry;
 use apiserver::registry::{DeleteOptions, Intent};
@@ -27,25 +26,24 @@ use serde_json::Value;
 use tokio::sync::OnceCell;
 
 use crate::Row;
+use crate::connect::{Connections, PROXY_VERBS, Target, to};
 use crate::core::families;
 use crate::defaults::fill;
-use crate::kubelets::Kubelets;
 use crate::parts::{Parts, parts};
 use crate::print::{age, labels, or_none};
-use crate::proxy;
 
 const PARTS: Parts<Service> = parts!(Service);
 /// Random picks before the range is searched in order.
 const TRIES: usize = 16;
 /// The label that says who took an address, and what it says of ours.
-pub(crate) const MANAGED_BY: &str = "ipaddress.kubernetes.io/managed-by";
-pub(crate) const ALLOCATOR: &str = "ipallocator.k8s.io";
+pub const MANAGED_BY: &str = "ipaddress.kubernetes.io/managed-by";
+pub const ALLOCATOR: &str = "ipallocator.k8s.io";
 /// How long a write may take from its address to its Service, in seconds.
-pub(crate) const SETTLED: i64 = 60;
+pub const SETTLED: i64 = 60;
 /// Seconds that ClientIP affinity lasts, unless said otherwise.
 const AFFINITY_SECONDS: i32 = 10_800;
 
-pub(crate) fn row(node_ports: RangeInclusive<u16>, kubelets: &Arc<Kubelets>) -> Row {
+pub(crate) fn row(node_ports: RangeInclusive<u16>, connections: &Connections) -> Row {
     Row::new::<Service>(ServiceStrategy { node_ports, known: OnceCell::new() })
         .short(&["svc"])
         .categories(&["all"])
@@ -54,8 +52,8 @@ pub(crate) fn row(node_ports: RangeInclusive<u16>, kubelets: &Arc<Kubelets>) -> 
         .sub(
             "proxy",
             Some(("", "v1", "ServiceProxyOptions")),
-            proxy::VERBS,
-            proxy::behaviour(kubelets, proxy::Of::Service),
+            PROXY_VERBS,
+            to(Target::ServiceProxy, connections),
         )
 }
 
@@ -583,7 +581,7 @@ fn health_port(spec: &ServiceSpec) -> Option<u16> {
         .filter(|port| *port > 0 && needs_health_port(spec))
 }
 
-pub(crate) async fn service_cidrs(registry: &Registry) -> Result<Vec<IpNet>, StatusError> {
+pub async fn service_cidrs(registry: &Registry) -> Result<Vec<IpNet>, StatusError> {
     let all = registry.cached::<ServiceCIDR>("").await?;
     let texts = all
         .iter()
@@ -675,7 +673,7 @@ async fn reserve(registry: &Registry, ip: &str, parent: (&str, &str)) -> Result<
 }
 
 /// `false` when there is one.
-pub(crate) async fn create_address(
+pub async fn create_address(
     registry: &Registry,
     ip: &str,
     parent: (&str, &str),
@@ -705,10 +703,7 @@ fn is_for(address: &IPAddress, (namespace, name): (&str, &str)) -> bool {
 }
 
 /// Was it taken for a Service that does not have it, longer ago than any write takes?
-pub(crate) async fn is_abandoned(
-    registry: &Registry,
-    address: &IPAddress,
-) -> Result<bool, StatusError> {
+pub async fn is_abandoned(registry: &Registry, address: &IPAddress) -> Result<bool, StatusError> {
     let reference = &address.spec.parent_ref;
     let is_service =
         reference.group.as_deref().is_none_or(str::is_empty) && reference.resource == "services";
@@ -733,7 +728,7 @@ async fn release_address(registry: &Registry, ip: &str, had: &Service) {
 }
 
 /// Deletes this very object, whoever may have made another of its name.
-pub(crate) async fn delete_address(registry: &Registry, address: &IPAddress) {
+pub async fn delete_address(registry: &Registry, address: &IPAddress) {
     let options = DeleteOptions {
         precondition_uid: address.metadata.uid.clone(),
         ..DeleteOptions::default()
@@ -749,11 +744,11 @@ pub(crate) async fn delete_address(registry: &Registry, address: &IPAddress) {
 }
 
 /// Is it of a kind that has cluster IPs?
-pub(crate) fn has_addresses(service: &Service) -> bool {
+pub fn has_addresses(service: &Service) -> bool {
     kind(service) != "ExternalName"
 }
 
-pub(crate) fn addresses_of(service: &Service) -> impl Iterator<Item = &str> {
+pub fn addresses_of(service: &Service) -> impl Iterator<Item = &str> {
     let ips = service.spec.iter().flat_map(|spec| spec.cluster_ips.iter().flatten());
     ips.map(String::as_str).filter(|ip| !matches!(*ip, "" | "None"))
 }
@@ -788,6 +783,8 @@ fn ports(ports: &[ServicePort]) -> String {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use std::sync::Arc;
+
     use apiserver::admission::Chain;
     use apiserver::resource::ResourceTable;
     use base::task::Tasks;
@@ -811,14 +808,10 @@ pub(crate) mod tests {
         let rows = crate::RESOURCES.iter().flat_map(|group| group.iter());
         let rows = rows.map(|row| row().build(Some(facts.clone())));
         let mut rows: Vec<_> = rows.filter(|row| kept.contains(&row.plural.as_str())).collect();
-        let client = transport::ClientOptions { insecure: true, ..Default::default() };
-        let Ok(http) = transport::HttpClient::new(&client) else {
-            panic!("a client without server is valid")
-        };
-        let kubelets = Arc::new(Kubelets::new(http.clone(), http));
-        rows.push(row(30_000..=30_001, &kubelets).build(Some(facts.clone())));
+        let nowhere = |_| Arc::new(crate::tests::Nowhere) as Arc<dyn apiserver::resource::Connect>;
+        rows.push(row(30_000..=30_001, &nowhere).build(Some(facts.clone())));
         if kept.contains(&"pods") {
-            rows.push(crate::core::pod::row(&kubelets).build(Some(facts)));
+            rows.push(crate::core::pod::row(&nowhere).build(Some(facts)));
         }
         let store = store::Sim::open();
         let table = ResourceTable::new(rows);
