@@ -1,4 +1,5 @@
-//! The API server put together: store, rows, identities, the listener.
+//! An API server by its flags: store, identities, certificates, the listener. `control` puts the rest
+//! together.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
@@ -6,23 +7,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use apiserver::authz::Authorizer;
-use apiserver::health::{Health, Hook};
+use apiserver::health::Hook;
 use apiserver::request::UserInfo;
-use apiserver::serve::Page;
-use auth::service_account::{TokenKeys, TokenRequests};
-use auth::{Authorizers, Rbac, tokens};
 use base::task::Tasks;
 use client::Client;
+use control::assembly;
 use extensions::Extensions;
 use extensions::aggregation::Aggregation;
 use ipnet::IpNet;
-use k8s_openapi::api::{authentication::v1 as authentication, authorization::v1 as authorization};
-use machinery::StatusError;
-use machinery::status::Reason;
 use pki::{Component, Issued, Pki, Profile, San};
-use resources::Row;
-use tokio::sync::oneshot;
 use transport::tls::{ClientCerts, Identity, ServerTls};
 use transport::{ClientOptions, HttpClient, Limits, Listener};
 
@@ -50,10 +43,6 @@ const SHUTDOWN_LIMIT: Duration = Duration::from_secs(4);
 const DRAIN: Duration = Duration::from_millis(3500);
 /// And after them the audit log.
 const LAST_LIMIT: Duration = Duration::from_secs(1);
-/// Before a store that did not answer is written to again.
-const WRITE_AGAIN: Duration = Duration::from_secs(1);
-/// A start waits this long for a store that takes no writes.
-const PATIENCE: Duration = Duration::from_secs(5);
 
 impl ControlPlane {
     /// Ends the API server: those who are answered by it, `tasks`, then the store.
@@ -133,20 +122,21 @@ pub async fn start_with(
     let registry = registry(flags, store, credentials, &rotation, tasks)?;
 
     let (authorizers, rbac) = access::authorizers(&flags.access, &registry, tasks).await?;
-    set_admission(flags, &registry, rbac, &authorizers)?;
+    let plugins = plugins(flags)?;
+    assembly::set_admission(&registry, plugins, rbac, &authorizers)?;
     let who = Authentication::start(&flags.access, &registry, pki, credentials, tasks).await?;
-    add_reviews(&registry, &authorizers, &who.bearer);
-    let extensions = Extensions::new(conversion_webhooks(&registry));
+    assembly::add_reviews(&registry, &authorizers, &who.bearer);
+    let extensions = Extensions::new(assembly::conversion_webhooks(&registry));
     extensions.start(&registry, tasks).await;
     let aggregation = aggregation(pki, &rotation)?;
-    hide_versions(&flags.serving, &registry)?;
+    assembly::hide_versions(&flags.serving.runtime_config(), &registry)?;
     let last = Tasks::new("last");
     let audit = flags.audit.open(tasks, &last)?;
     let options = apiserver::serve::Options {
         advertised: SocketAddr::new(address, port).to_string(),
         anonymous: who.anonymous,
         anonymous_paths: who.anonymous_paths,
-        pages: pages(&credentials.keys, address, port),
+        pages: assembly::pages(&credentials.keys, &url(address, port)),
         schemas: Some(extensions.schemas(Arc::new(resources::schemas::BuiltIn))),
         aggregator: Some(Arc::new(aggregation.clone())),
         audit: audit.clone(),
@@ -160,7 +150,7 @@ pub async fn start_with(
     );
     show_figures(flags, &server, encryption, audit);
     server.metrics().register(Box::new(move |out| who.sightings.encode(out)));
-    let hooks = hooks(&flags.serving, server.health());
+    let hooks = assembly::hooks(flags.serving.enable_priority_and_fairness, server.health());
 
     let (tls, names) = server_tls(flags, pki, credentials, address, &rotation)?;
     let (service, stop) = (server.service(), tasks.stop_signal());
@@ -169,7 +159,7 @@ pub async fn start_with(
     });
     let mut cluster = cluster_facts(flags, data_dir, pki, credentials, address, port)?;
     cluster.front_proxy_ca_pem = who.front_proxy_ca_pem;
-    write_first_objects(&registry, cluster, &server, tasks).await;
+    control::first::start(&registry, server.fairness(), cluster, tasks).await;
     aggregation.start(&registry, tasks);
     hooks.iter().for_each(Hook::done);
     rotation.start(tasks);
@@ -188,57 +178,6 @@ async fn agree_on_authority(
         return Ok(());
     }
     authority::agree(store, pki).await
-}
-
-/// Writes what every cluster has, and starts what keeps it. The roles come last: most requests wait for
-/// the objects, none for the keepers.
-async fn write_first_objects(
-    registry: &apiserver::Registry,
-    cluster: resources::bootstrap::Cluster,
-    server: &apiserver::serve::Server,
-    tasks: &Tasks,
-) {
-    let (objects, known) = (registry.clone(), cluster.clone());
-    in_time(tasks, async move {
-        tokio::join!(
-            written("the first objects", || resources::bootstrap::ensure(&objects, &known)),
-            written("the first objects of fairness", || resources::fairness::ensure(&objects)),
-        );
-    })
-    .await;
-    resources::fairness::start(registry, server.fairness(), tasks);
-    resources::addresses::start(registry, tasks);
-    resources::upkeep::start(registry, cluster, tasks);
-    let roles = registry.clone();
-    in_time(tasks, async move {
-        written("the bootstrap roles", || auth::rbac::bootstrap::reconcile(&roles)).await;
-    })
-    .await;
-}
-
-/// Waits for the work of a start, but not longer than [`PATIENCE`]: then the work goes on in the
-/// background. A full disk takes no writes, and the server must answer reads.
-async fn in_time(tasks: &Tasks, work: impl Future<Output = ()> + Send + 'static) {
-    let (tell, is_done) = oneshot::channel();
-    tasks.spawn("first writes", async move {
-        work.await;
-        let _ = tell.send(());
-    });
-    if tokio::time::timeout(PATIENCE, is_done).await.is_err() {
-        tracing::warn!("the store takes no writes; the server starts and goes on trying");
-    }
-}
-
-/// Writes objects that every cluster has, again while the store does not answer. An object that is
-/// refused for another reason stays missing, and the log says so.
-async fn written<F: Future<Output = Result<(), StatusError>>>(what: &str, write: impl Fn() -> F) {
-    while let Err(error) = write().await {
-        tracing::warn!(what, %error, "failed to write objects that every cluster has");
-        if !error.is(Reason::ServiceUnavailable) {
-            return;
-        }
-        tokio::time::sleep(WRITE_AGAIN).await;
-    }
 }
 
 /// As many connections as the process may have files for, half of which stay for everything else. The
@@ -289,17 +228,6 @@ fn proxy_identity(issued: &Issued) -> extensions::aggregation::Identity {
     extensions::aggregation::Identity { cert_pem, key_pem }
 }
 
-/// Takes out of sight what `--runtime-config` turns off; complains about what there is not.
-fn hide_versions(serving: &flags::Serving, registry: &apiserver::Registry) -> anyhow::Result<()> {
-    let (config, table) = (serving.runtime_config(), registry.resources());
-    let mut known = resources::versions::known();
-    known.extend(table.iter().map(|row| (row.group.clone(), row.version.clone())));
-    config.check(&known).map_err(anyhow::Error::msg)?;
-    let hidden = config.hidden(&table);
-    registry.change_resources(|table| table.hide(hidden));
-    Ok(())
-}
-
 /// What does not depend on who else is there.
 fn server_options(serving: &flags::Serving) -> apiserver::serve::Options {
     apiserver::serve::Options {
@@ -314,60 +242,6 @@ fn server_options(serving: &flags::Serving) -> apiserver::serve::Options {
     }
 }
 
-/// What clients look for in `/readyz?verbose`, by upstream's names. Each stands for work that is done
-/// here, too; all of it is begun in one step, when the first objects are there.
-const HOOKS: &[&str] = &[
-    INFORMERS,
-    "start-apiserver-admission-initializer",
-    "generic-apiserver-start-informers",
-    "priority-and-fairness-config-consumer",
-    "priority-and-fairness-filter",
-    "max-in-flight-filter",
-    "start-apiextensions-informers",
-    "start-apiextensions-controllers",
-    "crd-informer-synced",
-    "start-system-namespaces-controller",
-    "start-cluster-authentication-info-controller",
-    "storage-readiness",
-    "start-legacy-token-tracking-controller",
-    "start-service-ip-repair-controllers",
-    "rbac/bootstrap-roles",
-    "scheduling/bootstrap-system-priority-classes",
-    "priority-and-fairness-config-producer",
-    "bootstrap-controller",
-    "start-kubernetes-service-cidr-controller",
-    "aggregator-reload-proxy-client-cert",
-    "start-kube-aggregator-informers",
-    "apiservice-status-local-available-controller",
-    "apiservice-status-remote-available-controller",
-    "apiservice-registration-controller",
-    "apiservice-wait-for-first-sync",
-    "apiservice-discovery-controller",
-    "kube-apiserver-autoregistration",
-    AUTOREGISTRATION,
-    "apiservice-openapi-controller",
-    "apiservice-openapiv3-controller",
-];
-
-/// Checks that upstream does not call hooks; the first is of `/readyz` alone.
-const INFORMERS: &str = "informer-sync";
-const AUTOREGISTRATION: &str = "autoregister-completion";
-
-fn hooks(serving: &flags::Serving, health: &Health) -> Vec<Hook> {
-    let is_fair = serving.enable_priority_and_fairness;
-    let is_done = |name: &&&str| match **name {
-        "priority-and-fairness-config-consumer" | "priority-and-fairness-filter" => is_fair,
-        "max-in-flight-filter" => !is_fair,
-        _ => true,
-    };
-    let hook = |name: &&str| match *name {
-        INFORMERS => health.once(name, true),
-        AUTOREGISTRATION => health.once(name, false),
-        name => health.hook(name),
-    };
-    HOOKS.iter().filter(is_done).map(hook).collect()
-}
-
 fn registry(
     flags: &flags::Server,
     store: Arc<dyn store::Store>,
@@ -378,19 +252,14 @@ fn registry(
     let http = kubelet_client(credentials, rotation)?;
     // What pods serve has certificates of their own making, and must not learn who we are.
     let plain = HttpClient::new(&ClientOptions { insecure: true, ..ClientOptions::default() })?;
-    let facts: Option<Arc<dyn machinery::patch::Schema>> = Some(Arc::new(api::facts::Facts));
-    let config = flags.serving.runtime_config();
-    let mut table = resources::table(resources::Options {
-        schema: facts.clone(),
+    let options = assembly::Options {
+        kubelets: control::Kubelets::new(http, plain),
+        keys: credentials.keys.clone(),
         node_ports: flags.service_node_port_range.clone(),
-        kubelets: Arc::new(resources::Kubelets::new(http, plain)),
-        tokens: Arc::new(TokenRequests::new(credentials.keys.clone())),
-        is_on: Box::new(move |row| config.serves(row.resource(), false) && row.is_open()),
+        runtime_config: flags.serving.runtime_config(),
         allow_privileged: flags.allow_privileged,
-    });
-    table.insert(Arc::new(extensions::definition::row(facts)));
-    // The admission plugins come when the authorizers are there, before anything is served.
-    Ok(apiserver::Registry::new(store, table, Default::default(), tasks.clone()))
+    };
+    Ok(assembly::registry(store, options, tasks))
 }
 
 /// The client to kubelets, which follows its certificate.
@@ -415,103 +284,17 @@ fn kubelet_client(credentials: &Credentials, rotation: &Rotation) -> anyhow::Res
     Ok(http)
 }
 
-/// The admission plugins. That nobody grants what they do not hold is no plugin that can be left
-/// out.
-fn set_admission(
-    flags: &flags::Server,
-    registry: &apiserver::Registry,
-    rbac: Rbac,
-    authorizers: &Authorizers,
-) -> anyhow::Result<()> {
-    let authorizer: Arc<dyn Authorizer> = Arc::new(authorizers.clone());
-    let options = admission::Options {
+/// What the flags say of admission plugins.
+fn plugins(flags: &flags::Server) -> anyhow::Result<admission::Options> {
+    Ok(admission::Options {
         enable: flags.enable_admission_plugins.clone(),
         disable: flags.disable_admission_plugins.clone(),
         configuration: match &flags.admission_control_config_file {
             Some(file) => admission::Configuration::read(file).map_err(anyhow::Error::msg)?,
             None => admission::Configuration::default(),
         },
-        authorizer: Some(authorizer.clone()),
-    };
-    let mut chain = admission::chain(&options).map_err(anyhow::Error::msg)?;
-    chain.0.insert(0, Box::new(auth::rbac::NoEscalation::new(rbac, authorizer.clone())));
-    chain.0.insert(0, Box::new(admission::PodCertificateSigning(authorizer)));
-    registry.set_admission(chain);
-    Ok(())
-}
-
-/// Rows that ask the authorizers, which in turn read the registry: they come last.
-fn add_reviews(
-    registry: &apiserver::Registry,
-    authorizers: &Authorizers,
-    tokens: &Arc<tokens::BearerTokens>,
-) {
-    use auth::reviews;
-    let ask: Arc<dyn Authorizer> = Arc::new(authorizers.clone());
-    let rows = [
-        Row::new::<authorization::SubjectAccessReview>(reviews::SubjectAccess(ask.clone())),
-        Row::new::<authorization::LocalSubjectAccessReview>(reviews::LocalSubjectAccess(
-            ask.clone(),
-        )),
-        Row::new::<authorization::SelfSubjectAccessReview>(reviews::SelfSubjectAccess(ask.clone())),
-        Row::new::<authorization::SelfSubjectRulesReview>(reviews::SelfSubjectRules(ask)),
-        Row::new::<authentication::SelfSubjectReview>(reviews::SelfSubject),
-        Row::new::<authentication::TokenReview>(reviews::TokenReviews(tokens.clone())),
-    ];
-    let mut table = (*registry.resources()).clone();
-    for row in rows {
-        table.insert(Arc::new(row.review().build(Some(Arc::new(api::facts::Facts)))));
-    }
-    registry.set_resources(table);
-}
-
-/// Calls webhooks that convert custom resources, by the client that admission uses.
-fn conversion_webhooks(registry: &apiserver::Registry) -> extensions::Post {
-    let (registry, clients) = (registry.clone(), Arc::new(admission::Clients::default()));
-    Arc::new(move |config, body, timeout| {
-        let (registry, clients) = (registry.clone(), clients.clone());
-        let address = match (config.url, config.service) {
-            (Some(url), _) => admission::Address::Url(url),
-            (None, Some(service)) => admission::Address::Service {
-                namespace: service.namespace,
-                name: service.name,
-                path: service.path.unwrap_or_default(),
-                port: service.port.and_then(|port| u16::try_from(port).ok()).unwrap_or(443),
-            },
-            (None, None) => admission::Address::Nowhere,
-        };
-        let ca_pem = config.ca_bundle.and_then(|bundle| String::from_utf8(bundle.0).ok());
-        let endpoint = admission::Endpoint { address, ca_pem };
-        Box::pin(async move { clients.post(&registry, &endpoint, body, timeout).await })
+        authorizer: None,
     })
-}
-
-/// What others need to check service account tokens by themselves.
-fn pages(keys: &TokenKeys, address: IpAddr, port: u16) -> Vec<Page> {
-    let jwks_uri = format!("{}/openid/v1/jwks", url(address, port));
-    let page = |path: &str, content_type, body: serde_json::Value, about, tag| Page {
-        path: path.into(),
-        content_type,
-        body: body.to_string().into(),
-        about,
-        tag,
-    };
-    vec![
-        page(
-            "/.well-known/openid-configuration",
-            "application/json",
-            keys.openid_configuration(&jwks_uri),
-            "get service account issuer OpenID configuration, also known as the 'OIDC discovery doc'",
-            "WellKnown",
-        ),
-        page(
-            "/openid/v1/jwks",
-            "application/jwk-set+json",
-            keys.jwks(),
-            "get service account issuer OpenID JSON Web Key Set (contains public token verification keys)",
-            "openid",
-        ),
-    ]
 }
 
 /// The server's certificate: every name that clients in and around the cluster use. With the names.
@@ -580,9 +363,9 @@ fn cluster_facts(
     credentials: &Credentials,
     address: IpAddr,
     port: u16,
-) -> anyhow::Result<resources::bootstrap::Cluster> {
+) -> anyhow::Result<control::bootstrap::Cluster> {
     let token = crate::token::of_server(flags.token.as_deref(), data_dir, pki)?.bootstrap();
-    Ok(resources::bootstrap::Cluster {
+    Ok(control::bootstrap::Cluster {
         service_cidrs: flags.service_cidr.clone(),
         node_settings: crate::agent::Settings::of_server(flags),
         // Others cannot use a loopback address, and the API takes none.

@@ -4,35 +4,28 @@
 //! derive. A kind is a file, in which stands all that the server knows about it ([`kind::Kind`]), and
 //! a line in [`RESOURCES`].
 
-pub mod addresses;
 mod admissionregistration;
 mod apiregistration;
 mod apiserverinternal;
 mod apps;
 mod autoscaling;
 mod batch;
-pub mod bootstrap;
 mod certificates;
+mod connect;
 mod coordination;
 mod core;
 mod defaults;
 mod discovery;
 mod events;
-pub mod fairness;
 mod flowcontrol;
 mod gated;
 mod generic;
 mod kind;
-mod kubelets;
-mod log_options;
-mod log_stream;
-mod metrics;
 mod native;
 mod networking;
 mod node;
 mod policy;
 mod print;
-mod proxy;
 mod rbac;
 mod resource;
 mod row;
@@ -41,7 +34,6 @@ mod scheduling;
 pub mod schemas;
 mod storage;
 mod storagemigration;
-pub mod upkeep;
 mod validate;
 pub mod versions;
 
@@ -51,8 +43,8 @@ use std::sync::Arc;
 use apiserver::resource::{CreateHandler, ResourceTable};
 use machinery::patch::Schema;
 
+pub use connect::{Connections, Target};
 use kind::AnyKind;
-pub use kubelets::Kubelets;
 pub use native::native;
 pub use row::Row;
 
@@ -133,7 +125,7 @@ static RESOURCES: &[&dyn AnyKind] = &[
 /// What only a running server has, for the kinds that need it.
 pub(crate) struct Wiring {
     node_ports: RangeInclusive<u16>,
-    kubelets: Arc<Kubelets>,
+    connections: Box<Connections>,
     tokens: Arc<dyn CreateHandler>,
 }
 
@@ -143,7 +135,8 @@ pub struct Options {
     pub schema: Option<Arc<dyn Schema>>,
     /// Upstream's `--service-node-port-range`.
     pub node_ports: RangeInclusive<u16>,
-    pub kubelets: Arc<Kubelets>,
+    /// Who answers `pods/log`, `nodes/proxy` and their like.
+    pub connections: Box<Connections>,
     /// Answers `serviceaccounts/NAME/token`.
     pub tokens: Arc<dyn CreateHandler>,
     /// Which of the rows that are off by default there are.
@@ -152,15 +145,22 @@ pub struct Options {
     pub allow_privileged: bool,
 }
 
+/// How Services get their addresses, for those who repair what a crash left behind.
+pub mod cluster_ips {
+    pub use crate::core::service::{
+        ALLOCATOR, MANAGED_BY, SETTLED, addresses_of, create_address, delete_address,
+        has_addresses, is_abandoned, service_cidrs,
+    };
+}
+
 /// The table of built-in resources.
 pub fn table(options: Options) -> ResourceTable {
-    let Options { schema, node_ports, kubelets, tokens, is_on, allow_privileged } = options;
+    let Options { schema, node_ports, connections, tokens, is_on, allow_privileged } = options;
     validate::capabilities::allow_privileged(allow_privileged);
     let optional = versions::rows().filter(|row| is_on(row));
-    let metrics = metrics::rows(&kubelets);
-    let wiring = Wiring { node_ports, kubelets, tokens };
+    let wiring = Wiring { node_ports, connections, tokens };
     let kinds = RESOURCES.iter().filter(|kind| !kind.is_optional());
-    let rows = kinds.map(|kind| kind.row(Some(&wiring))).chain(metrics).chain(optional);
+    let rows = kinds.map(|kind| kind.row(Some(&wiring))).chain(optional);
     ResourceTable::new(rows.map(|row| row.build(schema.clone())))
 }
 
@@ -192,23 +192,34 @@ mod tests {
 
     /// As a server without kubelets has it.
     pub(crate) fn wiring() -> Wiring {
-        let Options { node_ports, kubelets, tokens, .. } = options();
-        Wiring { node_ports, kubelets, tokens }
+        let Options { node_ports, connections, tokens, .. } = options();
+        Wiring { node_ports, connections, tokens }
     }
 
     fn options() -> Options {
-        let client = transport::ClientOptions { insecure: true, ..Default::default() };
-        let Ok(http) = transport::HttpClient::new(&client) else {
-            panic!("a client without server is valid")
-        };
-        let kubelets = Arc::new(Kubelets::new(http.clone(), http));
         Options {
             schema: None,
             node_ports: 30000..=32767,
-            kubelets,
+            connections: Box::new(|_| Arc::new(Nowhere)),
             tokens: Arc::new(NoTokens),
             is_on: Box::new(|_| true),
             allow_privileged: true,
+        }
+    }
+
+    /// Answers nothing.
+    pub(crate) struct Nowhere;
+
+    #[async_trait::async_trait]
+    impl apiserver::resource::Connect for Nowhere {
+        async fn connect(
+            &self,
+            _: &apiserver::Registry,
+            _: &apiserver::request::RequestContext,
+            _: &apiserver::request::Key,
+            _: http::Request<apiserver::resource::Body>,
+        ) -> Result<http::Response<apiserver::resource::Body>, machinery::StatusError> {
+            Err(machinery::StatusError::internal("a test has no kubelets"))
         }
     }
 

@@ -30,6 +30,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("resources", &["apiserver", "api", "cel", "pki"]),
     ("admission", &["apiserver", "api", "cel", "pki"]),
     ("auth", &["apiserver", "api", "cel", "pki"]),
+    ("control", &["extensions", "resources", "admission", "auth"]),
     ("controllers", &["client", "cel", "pki"]),
     ("scheduler", &["client", "cel"]),
     ("runtime", &["cri", "net", "transport"]),

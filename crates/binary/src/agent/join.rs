@@ -401,10 +401,8 @@ async fn is_retired(client: &Client) -> bool {
 
 /// The current settings; if the server does not answer, those of the last start.
 async fn settings(server: &str, home: &Home, client: &Client) -> Result<Settings, Trouble> {
-    let path = format!(
-        "/api/v1/namespaces/kube-system/configmaps/{}",
-        resources::bootstrap::CLUSTER_CONFIG
-    );
+    let path =
+        format!("/api/v1/namespaces/kube-system/configmaps/{}", control::bootstrap::CLUSTER_CONFIG);
     let ask = async || -> Result<BTreeMap<String, String>, Trouble> {
         match client.get::<ConfigMap>(&path).await {
             Ok(settings) => Ok(settings.data.unwrap_or_default()),

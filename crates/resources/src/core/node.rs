@@ -6,13 +6,13 @@ use apiserver::request::RequestContext;
 use k8s_openapi::api::core::v1::{Node, NodeSpec, NodeSystemInfo};
 use release::features::Feature;
 
+use crate::connect::{PROXY_VERBS, Target, to};
 use crate::gated::{Gated, close, gated, taken};
 use crate::generic::Hooks;
 use crate::kind::{
     Fields, Kind, Made, Parts, Rules, STATUS, Sub, age, field, name, spec_and_status, text, wide,
 };
 use crate::print::or_none;
-use crate::proxy;
 use crate::validate::core;
 
 const PARTS: Parts<Node> = spec_and_status!();
@@ -26,8 +26,8 @@ pub(crate) static KIND: Kind<Node> = Kind {
         Sub {
             name: "proxy",
             kind: Some(("", "v1", "NodeProxyOptions")),
-            verbs: proxy::VERBS,
-            behaviour: Made::Wired(|wiring| proxy::behaviour(&wiring.kubelets, proxy::Of::Node)),
+            verbs: PROXY_VERBS,
+            behaviour: Made::Wired(|wiring| to(Target::NodeProxy, wiring)),
         },
     ],
     default,

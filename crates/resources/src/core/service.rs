@@ -25,26 +25,27 @@ use machinery::{Object, ObjectMeta, StatusError};
 use tokio::sync::OnceCell;
 
 use super::families;
+use crate::connect::{PROXY_VERBS, Target, to};
 use crate::defaults::fill;
 use crate::generic::Hooks;
 use crate::kind::{
     Fields, Kind, Made, Rules, STATUS, Sub, age, field, name, spec_and_status, wide,
 };
 use crate::print::{labels, or_none};
+use crate::validate;
 use crate::validate::at::judged;
 use crate::validate::guard::Of;
 use crate::validate::service::addresses;
-use crate::{proxy, validate};
 
 /// Upstream's default of `--service-node-port-range`.
 const DEFAULT_PORTS: RangeInclusive<u16> = 30_000..=32_767;
 /// Random picks before the range is searched in order.
 const TRIES: usize = 16;
 /// The label that says who took an address, and what it says of ours.
-pub(crate) const MANAGED_BY: &str = "ipaddress.kubernetes.io/managed-by";
-pub(crate) const ALLOCATOR: &str = "ipallocator.k8s.io";
+pub const MANAGED_BY: &str = "ipaddress.kubernetes.io/managed-by";
+pub const ALLOCATOR: &str = "ipallocator.k8s.io";
 /// How long a write may take from its address to its Service, in seconds.
-pub(crate) const SETTLED: i64 = 60;
+pub const SETTLED: i64 = 60;
 /// Seconds that ClientIP affinity lasts, unless said otherwise.
 const AFFINITY_SECONDS: i32 = 10_800;
 
@@ -57,8 +58,8 @@ pub(crate) static KIND: Kind<Service> = Kind {
         Sub {
             name: "proxy",
             kind: Some(("", "v1", "ServiceProxyOptions")),
-            verbs: proxy::VERBS,
-            behaviour: Made::Wired(|wiring| proxy::behaviour(&wiring.kubelets, proxy::Of::Service)),
+            verbs: PROXY_VERBS,
+            behaviour: Made::Wired(|wiring| to(Target::ServiceProxy, wiring)),
         },
     ],
     default: |service| {
@@ -590,7 +591,7 @@ fn health_port(spec: &ServiceSpec) -> Option<u16> {
         .filter(|port| *port > 0 && needs_health_port(spec))
 }
 
-pub(crate) async fn service_cidrs(registry: &Registry) -> Result<Vec<IpNet>, StatusError> {
+pub async fn service_cidrs(registry: &Registry) -> Result<Vec<IpNet>, StatusError> {
     let all = registry.cached::<ServiceCIDR>("").await?;
     let texts = all
         .iter()
@@ -682,7 +683,7 @@ async fn reserve(registry: &Registry, ip: &str, parent: (&str, &str)) -> Result<
 }
 
 /// `false` when there is one.
-pub(crate) async fn create_address(
+pub async fn create_address(
     registry: &Registry,
     ip: &str,
     parent: (&str, &str),
@@ -712,10 +713,7 @@ fn is_for(address: &IPAddress, (namespace, name): (&str, &str)) -> bool {
 }
 
 /// Was it taken for a Service that does not have it, longer ago than any write takes?
-pub(crate) async fn is_abandoned(
-    registry: &Registry,
-    address: &IPAddress,
-) -> Result<bool, StatusError> {
+pub async fn is_abandoned(registry: &Registry, address: &IPAddress) -> Result<bool, StatusError> {
     let reference = &address.spec.parent_ref;
     let is_service =
         reference.group.as_deref().is_none_or(str::is_empty) && reference.resource == "services";
@@ -740,7 +738,7 @@ async fn release_address(registry: &Registry, ip: &str, had: &Service) {
 }
 
 /// Deletes this very object, whoever may have made another of its name.
-pub(crate) async fn delete_address(registry: &Registry, address: &IPAddress) {
+pub async fn delete_address(registry: &Registry, address: &IPAddress) {
     let options = DeleteOptions {
         precondition_uid: address.metadata.uid.clone(),
         ..DeleteOptions::default()
@@ -756,11 +754,11 @@ pub(crate) async fn delete_address(registry: &Registry, address: &IPAddress) {
 }
 
 /// Is it of a kind that has cluster IPs?
-pub(crate) fn has_addresses(service: &Service) -> bool {
+pub fn has_addresses(service: &Service) -> bool {
     kind(service) != "ExternalName"
 }
 
-pub(crate) fn addresses_of(service: &Service) -> impl Iterator<Item = &str> {
+pub fn addresses_of(service: &Service) -> impl Iterator<Item = &str> {
     let ips = service.spec.iter().flat_map(|spec| spec.cluster_ips.iter().flatten());
     ips.map(String::as_str).filter(|ip| !matches!(*ip, "" | "None"))
 }

@@ -11,11 +11,11 @@ use release::features::Feature;
 use serde::Deserialize;
 
 use super::{app_armor, podspec};
+use crate::connect::{PROXY_VERBS, Target, to};
 use crate::gated::{Gated, POD_SPEC, any, close_part, gated, taken};
 use crate::generic::Hooks;
 use crate::kind::{Fields, Kind, Made, Rules, STATUS, Sub, part};
 use crate::validate::{self, podupdate, warnings};
-use crate::{kubelets, proxy};
 
 pub(crate) mod actions;
 mod label_keys;
@@ -35,30 +35,30 @@ pub(crate) static KIND: Kind<Pod> = Kind {
             &["create"],
             Made::Plain(actions::eviction),
         ),
-        sub("log", None, &["get"], Made::Wired(|wiring| kubelets::log(&wiring.kubelets))),
+        sub("log", None, &["get"], Made::Wired(|wiring| to(Target::PodLog, wiring))),
         sub(
             "exec",
             core("PodExecOptions"),
             STREAM,
-            Made::Wired(|wiring| kubelets::exec(&wiring.kubelets)),
+            Made::Wired(|wiring| to(Target::PodExec, wiring)),
         ),
         sub(
             "attach",
             core("PodAttachOptions"),
             STREAM,
-            Made::Wired(|wiring| kubelets::attach(&wiring.kubelets)),
+            Made::Wired(|wiring| to(Target::PodAttach, wiring)),
         ),
         sub(
             "portforward",
             core("PodPortForwardOptions"),
             STREAM,
-            Made::Wired(|wiring| kubelets::port_forward(&wiring.kubelets)),
+            Made::Wired(|wiring| to(Target::PodPortForward, wiring)),
         ),
         sub(
             "proxy",
             core("PodProxyOptions"),
-            proxy::VERBS,
-            Made::Wired(|wiring| proxy::behaviour(&wiring.kubelets, proxy::Of::Pod)),
+            PROXY_VERBS,
+            Made::Wired(|wiring| to(Target::PodProxy, wiring)),
         ),
     ],
     default: |pod| {

@@ -20,7 +20,6 @@ use super::super::at::At;
 use super::super::at::judged;
 use super::super::service;
 use super::schema::{Of, Record, SHARED, SHOWN, recorded, short};
-use crate::RESOURCES;
 use crate::kind::{Rules, Warn};
 
 const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src");
@@ -140,7 +139,7 @@ struct Checked {
 /// Kinds with rules, each once.
 fn checked() -> Vec<Checked> {
     let mut found: Vec<Checked> = vec![];
-    for kind in RESOURCES {
+    for kind in crate::RESOURCES {
         let row = kind.row(None).build(None);
         let (group, kind_name) = (row.group, row.kind);
         found.push(Checked { group, kind: kind_name, rules: kind.rules(), warn: kind.warnings() });

@@ -25,10 +25,11 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use machinery::object::Unstructured;
 use machinery::quantity::canonical;
 use machinery::{Object, ObjectMeta, StatusError, Time};
+use resources::Row;
 use serde_json::{Map, Value, json};
 
 use self::samples::{History, Sample, Usage};
-use crate::{Kubelets, Row};
+use crate::kubelets::Kubelets;
 
 const GROUP: &str = "metrics.k8s.io";
 const VERSION: &str = "v1beta1";

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use apiserver::Registry;
 use apiserver::relay::{Onward, relay};
 use apiserver::request::{Key, RequestContext};
-use apiserver::resource::{Behaviour, Body, Connect};
+use apiserver::resource::{Body, Connect};
 use async_trait::async_trait;
 use http::uri::Scheme;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, header};
@@ -32,9 +32,6 @@ use transport::{Host, HostPort, is_global_unicast};
 
 use crate::kubelets::Kubelets;
 
-/// Verbs of the requests that are passed on: all of them.
-pub(crate) const VERBS: &[&str] = &["create", "delete", "get", "patch", "update"];
-
 /// Whose address is asked for.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Of {
@@ -43,8 +40,8 @@ pub(crate) enum Of {
     Node,
 }
 
-pub(crate) fn behaviour(kubelets: &Arc<Kubelets>, of: Of) -> Behaviour {
-    Behaviour::Connect(Arc::new(Proxy { kubelets: kubelets.clone(), of }))
+pub(crate) fn to(kubelets: &Arc<Kubelets>, of: Of) -> Arc<dyn Connect> {
+    Arc::new(Proxy { kubelets: kubelets.clone(), of })
 }
 
 struct Proxy {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use apiserver::Registry;
 use apiserver::relay::{Onward, relay};
 use apiserver::request::{Key, RequestContext};
-use apiserver::resource::{Behaviour, Body, Connect};
+use apiserver::resource::{Body, Connect};
 use async_trait::async_trait;
 use base::percent;
 use http::uri::Scheme;
@@ -129,31 +129,16 @@ impl Kubelets {
 
 /// What of a pod is asked for.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum What {
+pub(crate) enum What {
     Log,
     Exec,
     Attach,
     PortForward,
 }
 
-pub(crate) fn log(kubelets: &Arc<Kubelets>) -> Behaviour {
-    connect(kubelets, What::Log)
-}
-
-pub(crate) fn exec(kubelets: &Arc<Kubelets>) -> Behaviour {
-    connect(kubelets, What::Exec)
-}
-
-pub(crate) fn attach(kubelets: &Arc<Kubelets>) -> Behaviour {
-    connect(kubelets, What::Attach)
-}
-
-pub(crate) fn port_forward(kubelets: &Arc<Kubelets>) -> Behaviour {
-    connect(kubelets, What::PortForward)
-}
-
-fn connect(kubelets: &Arc<Kubelets>, what: What) -> Behaviour {
-    Behaviour::Connect(Arc::new(PodStream { kubelets: kubelets.clone(), what }))
+/// The way to a part of a pod.
+pub(crate) fn stream(kubelets: &Arc<Kubelets>, what: What) -> Arc<dyn Connect> {
+    Arc::new(PodStream { kubelets: kubelets.clone(), what })
 }
 
 struct PodStream {

@@ -1,21 +1,10 @@
 //! The bootstrap objects, their upkeep, and what the server makes of them.
 
-use std::sync::Arc;
-
-use apiserver::admission::Chain;
 use apiserver::request::{RequestInfo, UserInfo};
-use apiserver::resource::ResourceTable;
 use serde_json::Value;
 
 use super::*;
-
-fn registry(tasks: &Tasks) -> Registry {
-    let facts: Arc<dyn machinery::patch::Schema> = Arc::new(api::facts::Facts);
-    let rows = crate::RESOURCES.iter().map(|kind| kind.row(None).build(Some(facts.clone())));
-    let rows = rows.filter(|row| row.group == "flowcontrol.apiserver.k8s.io");
-    let table = ResourceTable::new(rows);
-    Registry::new(store::Sim::open(), table, Chain::default(), tasks.clone())
-}
+use crate::testing::registry;
 
 async fn schema(registry: &Registry, name: &str) -> FlowSchema {
     registry.find("", name).await.expect("readable").expect("there")

@@ -91,17 +91,7 @@ mod tests {
     use machinery::ObjectMeta;
 
     use super::*;
-    use crate::core::service::tests::registry_of;
-
-    const KINDS: &[&str] = &[
-        "configmaps",
-        "endpoints",
-        "endpointslices",
-        "ipaddresses",
-        "namespaces",
-        "servicecidrs",
-        "services",
-    ];
+    use crate::testing;
 
     /// Deletes it, and waits for another.
     async fn check<T>(registry: &Registry, namespace: &str, name: &str)
@@ -142,7 +132,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_a_cluster_needs_comes_back() {
-        let registry = registry_of(KINDS).await;
+        let registry = testing::registry(&Tasks::new("test"));
         let address: IpAddr = "192.0.2.1".parse().expect("an address");
         let cluster = Cluster {
             service_cidrs: vec!["10.96.0.0/24".parse().expect("a range")],

@@ -19,12 +19,11 @@ use base::task::Tasks;
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::networking::v1::IPAddress;
 use machinery::Object;
-use tokio::time::Instant;
-
-use crate::core::service::{
+use resources::cluster_ips::{
     ALLOCATOR, MANAGED_BY, SETTLED, addresses_of, create_address, delete_address, has_addresses,
     is_abandoned, service_cidrs,
 };
+use tokio::time::Instant;
 
 /// From a change to the look at what has become of it. Ages of objects are in whole seconds.
 const WAIT: Duration = Duration::from_secs(SETTLED as u64 + 5);
@@ -161,7 +160,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::core::service::tests::{registry, service, write};
+    use crate::testing::{self, service, write};
 
     async fn taken(registry: &Registry) -> Vec<String> {
         let all = registry.cached::<IPAddress>("").await.expect("readable");
@@ -171,7 +170,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn addresses_and_services_come_to_agree() {
         let _world = base::sim::enter(1);
-        let registry = registry().await;
+        let registry = testing::with_range().await;
         let tasks = Tasks::new("test");
         start(&registry, &tasks);
         let spec = |ip: &str| json!({"clusterIP": ip, "ports": [{"port": 80}]});

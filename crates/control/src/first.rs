@@ -1,0 +1,73 @@
+//! A server's first writes, and the work that begins with them.
+//!
+//! In: a registry that answers. Out: the objects that every cluster has, and tasks that keep them right.
+//! Invariant: a store that takes no writes keeps no server from starting, for reads must be answered: a
+//! start waits a moment, and the work goes on in the background.
+
+use std::time::Duration;
+
+use apiserver::Registry;
+use apiserver::fairness::Fairness;
+use base::task::Tasks;
+use machinery::StatusError;
+use machinery::status::Reason;
+use tokio::sync::oneshot;
+
+use crate::bootstrap::{self, Cluster};
+use crate::{addresses, fairness, upkeep};
+
+/// Before a store that did not answer is written to again.
+const WRITE_AGAIN: Duration = Duration::from_secs(1);
+/// A start waits this long for a store that takes no writes.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Writes the objects that every cluster has, and starts what keeps them right. Without `served`,
+/// priority and fairness is off, and only its objects are kept.
+pub async fn start(
+    registry: &Registry,
+    served: Option<&Fairness>,
+    cluster: Cluster,
+    tasks: &Tasks,
+) {
+    let (objects, known) = (registry.clone(), cluster.clone());
+    in_time(tasks, async move {
+        tokio::join!(
+            written("the first objects", || bootstrap::ensure(&objects, &known)),
+            written("the first objects of fairness", || fairness::ensure(&objects)),
+        );
+    })
+    .await;
+    fairness::start(registry, served, tasks);
+    addresses::start(registry, tasks);
+    upkeep::start(registry, cluster, tasks);
+    let roles = registry.clone();
+    in_time(tasks, async move {
+        written("the bootstrap roles", || auth::rbac::bootstrap::reconcile(&roles)).await;
+    })
+    .await;
+}
+
+/// Waits for the work of a start, but not longer than [`PATIENCE`]: then the work goes on in the
+/// background. A full disk takes no writes, and the server must answer reads.
+async fn in_time(tasks: &Tasks, work: impl Future<Output = ()> + Send + 'static) {
+    let (tell, is_done) = oneshot::channel();
+    tasks.spawn("first writes", async move {
+        work.await;
+        let _ = tell.send(());
+    });
+    if tokio::time::timeout(PATIENCE, is_done).await.is_err() {
+        tracing::warn!("the store takes no writes; the server starts and goes on trying");
+    }
+}
+
+/// Writes objects that every cluster has, again while the store does not answer. An object that is
+/// refused for another reason stays missing, and the log says so.
+async fn written<F: Future<Output = Result<(), StatusError>>>(what: &str, write: impl Fn() -> F) {
+    while let Err(error) = write().await {
+        tracing::warn!(what, %error, "failed to write objects that every cluster has");
+        if !error.is(Reason::ServiceUnavailable) {
+            return;
+        }
+        tokio::time::sleep(WRITE_AGAIN).await;
+    }
+}

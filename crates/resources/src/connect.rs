@@ -1,0 +1,32 @@
+//! Subresources that lead to somewhere else: a pod's log, a node's proxy.
+//!
+//! In: who answers for a [`Target`]; the server that has the table brings it, for here nobody knows the
+//! way to a kubelet. Out: the behaviour of a subresource.
+
+use std::sync::Arc;
+
+use apiserver::resource::{Behaviour, Connect};
+
+use crate::Wiring;
+
+/// What a request to such a subresource is passed on to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    PodLog,
+    PodExec,
+    PodAttach,
+    PodPortForward,
+    PodProxy,
+    ServiceProxy,
+    NodeProxy,
+}
+
+/// Who answers for each target.
+pub type Connections = dyn Fn(Target) -> Arc<dyn Connect>;
+
+/// Verbs of a proxy: the requests are passed on, whatever they are.
+pub(crate) const PROXY_VERBS: &[&str] = &["create", "delete", "get", "patch", "update"];
+
+pub(crate) fn to(target: Target, wiring: &Wiring) -> Behaviour {
+    Behaviour::Connect((wiring.connections)(target))
+}
