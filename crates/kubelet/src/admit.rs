@@ -104,7 +104,7 @@ fn is_device(pod: &Pod, resource: &str) -> bool {
 }
 
 /// NoExecute taints reject the pod. NoSchedule taints concern only the scheduler: a pod that is bound
-/// all the same may run, as those of DaemonSets once were.
+/// nevertheless may run, as those of DaemonSets once were.
 fn stands_taints(pod: &Pod, node: &Node) -> bool {
     let tolerations = pod.spec.as_ref().and_then(|s| s.tolerations.as_deref()).unwrap_or_default();
     let taints = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());

@@ -1,4 +1,4 @@
-//! How long to wait before something that failed is tried again: containers and image pulls.
+//! The back-off before containers are restarted and image pulls are retried.
 //!
 //! In: a key and the time of its failure. Out: wait or go. Entries expire after twice the maximum.
 //! Upstream: `client-go/util/flowcontrol` Backoff, 10 s doubling to 300 s.
@@ -46,7 +46,7 @@ impl Delays {
         }
     }
 
-    /// How long `key` must still wait after a failure at `failed`; `None` when it may go.
+    /// The remaining delay of `key` after a failure at `failed`; `None` if it has passed.
     pub fn remaining(&self, key: &str, failed: Timestamp, now: Timestamp) -> Option<Duration> {
         let entry = self.entries.get(key)?;
         if since(failed, entry.updated) > self.ceiling * 2 {

@@ -9,7 +9,7 @@
 //!
 //! In: pods. Out: directories with limits in every hierarchy. cgroup v1 has a hierarchy per
 //! controller, v2 has one; a hybrid machine is treated as v1.
-//! Invariant: a limit that cannot be set is logged; the pod runs all the same.
+//! Invariant: a limit that cannot be set is logged; the pod runs anyway.
 //! With the systemd driver the same tree is made of slices ([`slices`]).
 //! Upstream: `pkg/kubelet/cm`, cgroupfs driver. Deviation: each pod updates the weight of the burstable
 //! class at once, where upstream does so once a minute; no limit on process numbers is set.

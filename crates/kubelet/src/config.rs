@@ -16,7 +16,7 @@ pub const KUBELET_VERSION: &str = release::KUBERNETES.tag;
 /// TLS of the server. The caller builds it, because it owns certificates and their rotation.
 pub type ServerTls = transport::tls::ServerTls;
 
-/// Who may call the kubelet's server.
+/// Authentication and authorization of the kubelet's server.
 #[derive(Clone, Default)]
 pub struct ServerAuth {
     /// PEM of the CA for client certificates; read at each connection, so that it may rotate.

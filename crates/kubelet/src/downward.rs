@@ -69,7 +69,7 @@ fn subscript(path: &str) -> Option<(&str, &str)> {
     path.strip_suffix("']")?.split_once("['")
 }
 
-/// One `key="value"` a line, sorted by key, values quoted as Go quotes.
+/// One `key="value"` per line, sorted by key, with values quoted like in Go.
 fn format_map(map: Option<&BTreeMap<String, String>>) -> String {
     let lines = map.into_iter().flatten().map(|(key, value)| format!("{key}={}", quote(value)));
     lines.collect::<Vec<_>>().join("\n")

@@ -2,7 +2,7 @@
 //!
 //! In: `original` (the last applied manifest), `modified` (the manifest), `current` (the live object).
 //! Out: a patch. It sets fields of the manifest that differ in the object, and deletes fields that were
-//! applied last but are no longer in the manifest; all other fields stay, whoever set them.
+//! applied last but are no longer in the manifest; all other fields stay.
 //!
 //! With a [`Schema`] the patch is a strategic merge patch: keyed lists are compared element by
 //! element. Without one it is a JSON merge patch, and lists are replaced.

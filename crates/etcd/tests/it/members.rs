@@ -100,7 +100,7 @@ impl Cluster {
     /// SIGKILL: an unclean stop.
     fn kill(&mut self, at: usize) {
         if let Some(mut child) = self.members[at].running.take() {
-            // An error means that it has already exited; wait for it all the same.
+            // An error means that it has already exited; wait for it anyway.
             let _ = child.kill();
             child.wait().expect("it ends");
         }

@@ -24,7 +24,7 @@ pub const REFUSED: &str = "UnexpectedAdmissionError";
 /// How long a pod waits for the devices of pods that are terminating.
 const ENDING_LIMIT: Duration = Duration::from_secs(60);
 
-/// What plugins add to a container, beside its spec.
+/// The plugins' additions to a container's spec.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Extras {
     pub envs: Vec<(String, String)>,

@@ -104,7 +104,7 @@ pub struct AllocateAnswer {
     pub containers: Vec<Allocated>,
 }
 
-/// What a container needs to use its devices.
+/// A container's settings for the use of its devices.
 #[derive(Clone, PartialEq, Message)]
 pub struct Allocated {
     #[prost(btree_map = "string, string", tag = "1")]

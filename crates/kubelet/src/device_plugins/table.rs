@@ -45,7 +45,7 @@ enum Standing {
     Told,
 }
 
-/// What a new list changes.
+/// The parts of the state that a new list changed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct News {
     pub record: bool,
