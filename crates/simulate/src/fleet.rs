@@ -33,7 +33,7 @@ use crate::state::{Seen, State};
 use crate::status::{self, Place};
 
 /// Requests at one time.
-const NODE_WORKERS: usize = 16;
+const NODE_WORKERS: usize = 64;
 const POD_WORKERS: usize = 32;
 /// After a request that failed, and as much again by chance.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -41,6 +41,9 @@ const AGAIN: Duration = Duration::from_secs(1);
 const NO_ADDRESS: Duration = Duration::from_secs(10);
 /// Upstream: a Lease is renewed within 4 % of its interval.
 const LEASE_JITTER: f64 = 0.04;
+/// Renewals are due at multiples of this: those that are sent together share a commit of the store, a frame
+/// and a wake-up. More at once would hold up other requests.
+const BEAT: Duration = Duration::from_millis(500);
 const JSON: &str = "application/json";
 const MERGE: &str = "application/strategic-merge-patch+json";
 const NODES: &str = "/api/v1/nodes";
@@ -314,11 +317,20 @@ impl Fleet {
         Ok(match (is_written, is_first) {
             (false, _) => Outcome::Backoff,
             // Renewals of many nodes are spread over the interval.
-            (true, true) => Outcome::After(interval.mul_f64(base::rng::unit())),
+            (true, true) => Outcome::After(self.to_beat(interval.mul_f64(base::rng::unit()))),
             (true, false) => {
-                Outcome::After(interval.mul_f64(1.0 + LEASE_JITTER * base::rng::unit()))
+                let jitter = 1.0 + LEASE_JITTER * base::rng::unit();
+                Outcome::After(self.to_beat(interval.mul_f64(jitter)))
             }
         })
+    }
+
+    /// So long, and on to the next beat.
+    fn to_beat(&self, delay: Duration) -> Duration {
+        let passed = self.0.begun.elapsed();
+        let beats = (passed + delay).as_nanos().div_ceil(BEAT.as_nanos());
+        let due = BEAT.saturating_mul(u32::try_from(beats).unwrap_or(u32::MAX));
+        due.saturating_sub(passed)
     }
 
     /// The resource version of what was written.

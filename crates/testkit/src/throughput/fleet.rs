@@ -14,6 +14,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use rustls::pki_types::ServerName;
 use serde_json::Value;
 use tokio::net::TcpStream;
+use tokio::sync::Mutex;
 use tokio_rustls::TlsConnector;
 
 use crate::http::ApiClient;
@@ -22,9 +23,13 @@ use crate::wait;
 /// Large enough that flow control does not stop a list.
 const WINDOW: u32 = 16 << 20;
 
+type Sender = SendRequest<Full<Bytes>>;
+
 pub struct Fleet {
-    connections: Vec<SendRequest<Full<Bytes>>>,
-    base: String,
+    /// Each guards a connection, which is opened again when the server has ended it, as it does with idle ones.
+    connections: Vec<Mutex<Sender>>,
+    address: String,
+    connector: TlsConnector,
     tasks: Tasks,
 }
 
@@ -62,22 +67,41 @@ impl Fleet {
         config.alpn_protocols = vec![b"h2".to_vec()];
         let connector = TlsConnector::from(Arc::new(config));
         let tasks = Tasks::new("load");
-        let mut connections = Vec::new();
+        let mut fleet =
+            Self { connections: Vec::new(), address: address.to_owned(), connector, tasks };
         for _ in 0..count {
-            let socket = TcpStream::connect(address).await.with_context(|| address.to_owned())?;
-            socket.set_nodelay(true)?;
-            let name = ServerName::IpAddress(socket.peer_addr()?.ip().into());
-            let stream = TokioIo::new(connector.connect(name, socket).await?);
-            let (sender, connection) = http2::Builder::new(TokioExecutor::new())
-                .initial_stream_window_size(WINDOW)
-                .initial_connection_window_size(WINDOW)
-                .handshake(stream)
-                .await?;
-            // The requests on it notice its end.
-            tasks.spawn("connection", async { drop(connection.await) });
-            connections.push(sender);
+            let opened = fleet.dial().await?;
+            fleet.connections.push(Mutex::new(opened));
         }
-        Ok(Self { connections, base: format!("https://{address}"), tasks })
+        Ok(fleet)
+    }
+
+    async fn dial(&self) -> Result<Sender> {
+        let socket =
+            TcpStream::connect(&self.address).await.with_context(|| self.address.clone())?;
+        socket.set_nodelay(true)?;
+        let name = ServerName::IpAddress(socket.peer_addr()?.ip().into());
+        let stream = TokioIo::new(self.connector.connect(name, socket).await?);
+        let (sender, connection) = http2::Builder::new(TokioExecutor::new())
+            .initial_stream_window_size(WINDOW)
+            .initial_connection_window_size(WINDOW)
+            .handshake(stream)
+            .await?;
+        self.tasks.spawn("connection", async {
+            if let Err(why) = connection.await {
+                eprintln!("a connection ended: {why}");
+            }
+        });
+        Ok(sender)
+    }
+
+    /// A connection that is open.
+    async fn sender(&self, index: usize) -> Result<Sender> {
+        let mut sender = self.connections[index % self.connections.len()].lock().await;
+        if sender.is_closed() {
+            *sender = self.dial().await?;
+        }
+        Ok(sender.clone())
     }
 
     /// The answer's status and whole body; `index` picks a connection.
@@ -94,10 +118,10 @@ impl Fleet {
     }
 
     async fn send(&self, index: usize, question: Question) -> Result<(u16, Incoming)> {
-        let mut sender = self.connections[index % self.connections.len()].clone();
+        let mut sender = self.sender(index).await?;
         let mut request = Request::builder()
             .method(question.method)
-            .uri(format!("{}{}", self.base, question.path))
+            .uri(format!("https://{}{}", self.address, question.path))
             .header(header::ACCEPT, "application/json");
         if !question.kind.is_empty() {
             request = request.header(header::CONTENT_TYPE, question.kind);

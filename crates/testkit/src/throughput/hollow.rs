@@ -10,7 +10,7 @@
 //! Invariant: what a phase costs is told without what renewals of Leases cost meanwhile: how many there are
 //! depends on the time that it takes.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -245,7 +245,7 @@ impl Course<'_> {
 
     async fn register(&mut self, begun: Instant, cpu: f64) -> Result<()> {
         let nodes = self.plan.nodes;
-        until("nodes are ready", || self.count_nodes("True"), nodes).await?;
+        self.nodes_become("True", nodes).await?;
         let elapsed = begun.elapsed().as_secs_f64();
         tokio::time::sleep(self.plan.depth.settle()).await;
         let (total, renewals) = (self.server.cpu()? - cpu, self.renewals().await?);
@@ -275,17 +275,28 @@ impl Course<'_> {
         Ok(())
     }
 
-    /// Nodes with pod addresses whose condition Ready is this.
-    async fn count_nodes(&self, ready: &str) -> Result<usize> {
-        let list = get(self.fleet, NODES).await?;
-        let items = list["items"].as_array().context("a list")?;
-        let is = |node: &&Value| {
-            let conditions = node["status"]["conditions"].as_array();
-            let mut conditions = conditions.into_iter().flatten();
-            conditions.any(|one| one["type"] == "Ready" && one["status"] == ready)
-                && !node["spec"]["podCIDR"].is_null()
+    /// Waits until so many nodes have pod addresses and say this of being ready. Watched, as lists of all
+    /// nodes again and again would be most of what is measured.
+    async fn nodes_become(&self, ready: &str, count: usize) -> Result<()> {
+        let path = format!("{NODES}?watch=true");
+        let mut watch = Lines::new(self.fleet.open(2, Question::get(&path)).await?);
+        let mut found = HashSet::new();
+        let following = async {
+            while found.len() < count {
+                for line in watch.next().await? {
+                    let event: Event<Node> = serde_json::from_slice(&line)?;
+                    let (name, is) = (event.object.metadata.name.clone(), event.object.is(ready));
+                    if is {
+                        found.insert(name)
+                    } else {
+                        found.remove(&name)
+                    };
+                }
+            }
+            anyhow::Ok(())
         };
-        Ok(items.iter().filter(is).count())
+        let done = tokio::time::timeout(LIMIT, following).await;
+        done.with_context(|| format!("{count} nodes are not {ready} after {LIMIT:?}"))?
     }
 
     async fn create_pods(&mut self) -> Result<()> {
@@ -442,17 +453,13 @@ impl Course<'_> {
         let begun = self.mark().await?;
         let asked = wait::now();
         self.say(failing, json!("silent")).await?;
-        let probe = self.probe(async {
-            until("nodes are not ready", || self.count_nodes("Unknown"), failing).await
-        });
+        let probe = self.probe(self.nodes_become("Unknown", failing));
         let mut late = probe.await?;
         let unknown = asked.elapsed().as_secs_f64();
         let asked = wait::now();
         self.say(failing, Value::Null).await?;
         let nodes = self.plan.nodes;
-        let probe = self.probe(async {
-            until("nodes are ready again", || self.count_nodes("True"), nodes).await
-        });
+        let probe = self.probe(self.nodes_become("True", nodes));
         late.extend(probe.await?);
         let back = asked.elapsed().as_secs_f64();
         tokio::time::sleep(self.plan.depth.settle()).await;
@@ -507,8 +514,8 @@ struct Life {
 }
 
 #[derive(Deserialize)]
-struct Event {
-    object: Pod,
+struct Event<T> {
+    object: T,
 }
 
 #[derive(Deserialize, Default)]
@@ -517,6 +524,67 @@ struct Pod {
     metadata: Meta,
     spec: Spec,
     status: Status,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Node {
+    metadata: Meta,
+    spec: NodeSpec,
+    status: NodeStatus,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct NodeSpec {
+    #[serde(rename = "podCIDR")]
+    pod_cidr: String,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct NodeStatus {
+    conditions: Vec<Condition>,
+}
+
+#[derive(Deserialize)]
+struct Condition {
+    r#type: String,
+    status: String,
+}
+
+impl Node {
+    fn is(&self, ready: &str) -> bool {
+        let mut conditions = self.status.conditions.iter();
+        !self.spec.pod_cidr.is_empty()
+            && conditions.any(|one| one.r#type == "Ready" && one.status == ready)
+    }
+}
+
+/// A watch, cut at newlines.
+struct Lines {
+    body: Incoming,
+    /// Bytes after the last newline.
+    rest: Vec<u8>,
+}
+
+impl Lines {
+    fn new(body: Incoming) -> Self {
+        Self { body, rest: Vec::new() }
+    }
+
+    /// The lines that end with what comes next.
+    async fn next(&mut self) -> Result<Vec<Vec<u8>>> {
+        let frame = self.body.frame().await.context("the watch ended")??;
+        let Some(data) = frame.data_ref() else { return Ok(Vec::new()) };
+        self.rest.extend_from_slice(data);
+        let Some(end) = self.rest.iter().rposition(|byte| *byte == b'\n') else {
+            return Ok(Vec::new());
+        };
+        let lines = self.rest[..end].split(|byte| *byte == b'\n').map(<[u8]>::to_vec).collect();
+        self.rest.drain(..=end);
+        Ok(lines)
+    }
 }
 
 #[derive(Deserialize, Default)]
@@ -538,17 +606,14 @@ struct Status {
 }
 
 /// Follows a watch until so many pods run.
-async fn follow(mut watch: Incoming, count: usize) -> Result<HashMap<String, Life>> {
-    let (mut lives, mut rest) = (HashMap::<String, Life>::new(), Vec::new());
+async fn follow(watch: Incoming, count: usize) -> Result<HashMap<String, Life>> {
+    let (mut lives, mut watch) = (HashMap::<String, Life>::new(), Lines::new(watch));
     let mut running = 0;
     while running < count {
-        let frame = watch.frame().await.context("the watch ended")??;
-        let Some(data) = frame.data_ref() else { continue };
+        let lines = watch.next().await?;
         let now = wait::now();
-        rest.extend_from_slice(data);
-        let Some(end) = rest.iter().rposition(|byte| *byte == b'\n') else { continue };
-        for line in rest[..end].split(|byte| *byte == b'\n') {
-            let Event { object } = serde_json::from_slice(line)?;
+        for line in lines {
+            let Event { object }: Event<Pod> = serde_json::from_slice(&line)?;
             let life = lives.entry(object.metadata.name).or_default();
             life.added.get_or_insert(now);
             if !object.spec.node_name.is_empty() {
@@ -559,7 +624,6 @@ async fn follow(mut watch: Incoming, count: usize) -> Result<HashMap<String, Lif
                 running += 1;
             }
         }
-        rest.drain(..=end);
     }
     Ok(lives)
 }
