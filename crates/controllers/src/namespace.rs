@@ -308,6 +308,12 @@ impl Controller {
 /// A condition's kind with its status, reason and message.
 type Verdict = (&'static str, (&'static str, &'static str, String));
 
+/// Upstream writes a dot after the resources of the core group, too.
+fn remaining(name: &str, count: usize) -> String {
+    let dot = if name.contains('.') { "" } else { "." };
+    format!("{name}{dot} has {count} resource instances")
+}
+
 /// What a sweep found, as the five conditions.
 fn verdicts(sweep: &Sweep) -> [Verdict; 5] {
     let listed = |counts: &BTreeMap<String, usize>, form: fn(&str, usize) -> String| {
@@ -319,15 +325,8 @@ fn verdicts(sweep: &Sweep) -> [Verdict; 5] {
         Some(message) => ("True", reason, message),
         None => ("False", fine.0, fine.1.to_owned()),
     };
-    let content = (!sweep.left.is_empty()).then(|| {
-        let list =
-            // Upstream writes the core group's empty name behind a dot, too.
-            listed(&sweep.left, |name, count| {
-                let dot = if name.contains('.') { "" } else { "." };
-                format!("{name}{dot} has {count} resource instances")
-            });
-        format!("Some resources are remaining: {list}")
-    });
+    let content = (!sweep.left.is_empty())
+        .then(|| format!("Some resources are remaining: {}", listed(&sweep.left, remaining)));
     let finalizers = (!sweep.finalizers.is_empty()).then(|| {
         let list = listed(&sweep.finalizers, |name, count| {
             format!("{name} in {count} resource instances")

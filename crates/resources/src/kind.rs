@@ -287,12 +287,17 @@ impl<T> Column<T> {
     }
 }
 
+/// The name of a field and its value in an object.
+type Selectable<T> = (&'static str, fn(&T) -> String);
+/// Reads fields from an encoded object.
+type ReadFields = fn(&[u8]) -> serde_json::Result<Vec<(&'static str, String)>>;
+
 /// Fields for selectors besides name and namespace, each with its value.
 pub(crate) enum Fields<T: 'static> {
-    Of(&'static [(&'static str, fn(&T) -> String)]),
+    Of(&'static [Selectable<T>]),
     /// Read from the JSON without decoding all of it, in the order of the names: for kinds that have
     /// many objects.
-    InBytes(&'static [&'static str], fn(&[u8]) -> serde_json::Result<Vec<(&'static str, String)>>),
+    InBytes(&'static [&'static str], ReadFields),
 }
 
 impl<T> Fields<T> {

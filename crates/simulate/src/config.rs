@@ -403,7 +403,7 @@ failures:
 - {after: 1h, mode: slow=3s, labels: pool=gpu}
 "#;
 
-    fn header(namespace: &str, labels: &str, owner: &str) -> client::Header {
+    fn header(namespace: &str, labels: &str, owner: &str) -> std::sync::Arc<client::Header> {
         let json = format!(
             r#"{{"metadata":{{"namespace":"{namespace}","name":"p","uid":"u","labels":{labels},
             "ownerReferences":[{{"apiVersion":"v1","kind":"{owner}","name":"o","uid":"o","controller":true}}]}}}}"#

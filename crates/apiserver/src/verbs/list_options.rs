@@ -74,74 +74,78 @@ fn number(text: Option<&str>) -> Result<Option<i64>, StatusError> {
 
 fn check(options: &ListOptions, purpose: For) -> Result<(), StatusError> {
     let mut errors = FieldErrors::default();
-    let version_match = options.resource_version_match.as_deref();
-    let path = Path::new("resourceVersionMatch");
-    let has_continue = options.continue_token.is_some();
     match purpose {
-        For::List => {
-            if let Some(text) = version_match {
-                let version = options.resource_version.as_deref();
-                if version.is_none() {
-                    errors.forbidden(
-                        &path,
-                        "resourceVersionMatch is forbidden unless resourceVersion is provided",
-                    );
-                }
-                if has_continue {
-                    errors.forbidden(
-                        &path,
-                        "resourceVersionMatch is forbidden when continue is provided",
-                    );
-                }
-                if !matches!(text, "Exact" | "NotOlderThan") {
-                    errors.not_supported(&path, text, &["Exact", "NotOlderThan", ""]);
-                }
-                if text == "Exact" && version == Some("0") {
-                    errors.forbidden(
-                        &path,
-                        "resourceVersionMatch \"exact\" is forbidden for resourceVersion \"0\"",
-                    );
-                }
-            }
-            if options.send_initial_events.is_some() {
-                let path = Path::new("sendInitialEvents");
-                errors.forbidden(&path, "sendInitialEvents is forbidden for list");
-            }
-        }
-        For::Watch => {
-            if options.send_initial_events.is_some() && !features::enabled(Feature::WatchList) {
-                errors.forbidden(
-                    &Path::new("sendInitialEvents"),
-                    "sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled",
-                );
-            }
-            if options.send_initial_events.is_some() && version_match != Some("NotOlderThan") {
-                errors.forbidden(
-                    &path,
-                    "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan",
-                );
-            }
-            if let Some(text) = version_match {
-                if options.send_initial_events.is_none() {
-                    errors.forbidden(&path, "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided");
-                }
-                if text != "NotOlderThan" {
-                    errors.not_supported(&path, text, &["NotOlderThan"]);
-                }
-            }
-            // A watch of any state is one with initial events, to upstream: it has a match.
-            let of_any = matches!(options.resource_version.as_deref(), None | Some("0"))
-                && options.send_initial_events.is_none()
-                && features::enabled(Feature::WatchList);
-            if has_continue && (version_match.is_some() || of_any) {
-                errors.forbidden(
-                    &path,
-                    "resourceVersionMatch is forbidden when continue is provided",
-                );
-            }
-        }
+        For::List => check_list(options, &mut errors),
+        For::Watch => check_watch(options, &mut errors),
     }
     finish("ListOptions", errors)
+}
+
+fn check_list(options: &ListOptions, errors: &mut FieldErrors) {
+    let path = Path::new("resourceVersionMatch");
+    let has_continue = options.continue_token.is_some();
+    let version_match = options.resource_version_match.as_deref();
+    if let Some(text) = version_match {
+        let version = options.resource_version.as_deref();
+        if version.is_none() {
+            errors.forbidden(
+                &path,
+                "resourceVersionMatch is forbidden unless resourceVersion is provided",
+            );
+        }
+        if has_continue {
+            errors.forbidden(&path, "resourceVersionMatch is forbidden when continue is provided");
+        }
+        if !matches!(text, "Exact" | "NotOlderThan") {
+            errors.not_supported(&path, text, &["Exact", "NotOlderThan", ""]);
+        }
+        if text == "Exact" && version == Some("0") {
+            errors.forbidden(
+                &path,
+                "resourceVersionMatch \"exact\" is forbidden for resourceVersion \"0\"",
+            );
+        }
+    }
+    if options.send_initial_events.is_some() {
+        let path = Path::new("sendInitialEvents");
+        errors.forbidden(&path, "sendInitialEvents is forbidden for list");
+    }
+}
+
+fn check_watch(options: &ListOptions, errors: &mut FieldErrors) {
+    let path = Path::new("resourceVersionMatch");
+    let has_continue = options.continue_token.is_some();
+    let version_match = options.resource_version_match.as_deref();
+    if options.send_initial_events.is_some() && !features::enabled(Feature::WatchList) {
+        errors.forbidden(
+            &Path::new("sendInitialEvents"),
+            "sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled",
+        );
+    }
+    if options.send_initial_events.is_some() && version_match != Some("NotOlderThan") {
+        errors.forbidden(
+            &path,
+            "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan",
+        );
+    }
+    if let Some(text) = version_match {
+        if options.send_initial_events.is_none() {
+            errors.forbidden(
+                &path,
+                "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided",
+            );
+        }
+        if text != "NotOlderThan" {
+            errors.not_supported(&path, text, &["NotOlderThan"]);
+        }
+    }
+    // A watch of any state is one with initial events, to upstream: it has a match.
+    let of_any = matches!(options.resource_version.as_deref(), None | Some("0"))
+        && options.send_initial_events.is_none()
+        && features::enabled(Feature::WatchList);
+    if has_continue && (version_match.is_some() || of_any) {
+        errors.forbidden(&path, "resourceVersionMatch is forbidden when continue is provided");
+    }
 }
 
 fn check_fields(row: &Resource, fields: &Selector) -> Result<(), StatusError> {

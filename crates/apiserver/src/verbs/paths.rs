@@ -75,24 +75,27 @@ pub async fn serve(
             || path.starts_with("/api/")
             || path.starts_with("/apis/") =>
         {
-            // Upstream's list of groups and its groups are shown whatever is asked of them.
-            if !is_group(path) {
-                only_get(&parts)?;
-            }
-            let protobuf = shared.options.protobuf.map(Protobuf);
-            let protobuf = protobuf.map_or(Messages::None, Messages::All);
-            let speaks = Speaks { protobuf, cbor: cbor::is_served() && is_version(shared, path) };
-            let accept = negotiate(&parts.headers, &query, Offer::Object, speaks);
-            Ok(shared.discovery.serve(
-                &shared.registry,
-                &shared.options,
-                path,
-                &parts.headers,
-                accept,
-            ))
+            discovery(shared, path, &query, &parts)
         }
         _ => Ok(codec::page_not_found()),
     }
+}
+
+fn discovery(
+    shared: &Shared,
+    path: &str,
+    query: &Query,
+    parts: &Parts,
+) -> Result<Response<Body>, StatusError> {
+    // Upstream answers every method for the list of groups and for a group.
+    if !is_group(path) {
+        only_get(parts)?;
+    }
+    let protobuf = shared.options.protobuf.map(Protobuf);
+    let protobuf = protobuf.map_or(Messages::None, Messages::All);
+    let speaks = Speaks { protobuf, cbor: cbor::is_served() && is_version(shared, path) };
+    let accept = negotiate(&parts.headers, query, Offer::Object, speaks);
+    Ok(shared.discovery.serve(&shared.registry, &shared.options, path, &parts.headers, accept))
 }
 
 /// Whether the path is discovery of a version, which has the encodings of its resources. For custom groups

@@ -21,18 +21,18 @@ fn new_objects_are_judged() {
             "binaryVersion": binary, "strategy": strategy}})
     };
     const OLDEST: &str = "OldestEmulationVersion";
-    check("LeaseCandidate", candidate("1.36.0", "1.36.0", OLDEST), &[]);
-    check("LeaseCandidate", candidate("1.36.0", "1.36.0", "a.example/b"), &[]);
+    check("LeaseCandidate", candidate("1.30.0", "1.30.0", OLDEST), &[]);
+    check("LeaseCandidate", candidate("1.30.0", "1.30.0", "a.example/b"), &[]);
     check(
         "LeaseCandidate",
         json!({"spec": {}}),
         &["spec.leaseName", "spec.binaryVersion", "spec.strategy"],
     );
-    check("LeaseCandidate", candidate("1.36.0", "1.35.9", OLDEST), &["spec.binaryVersion"]);
-    check("LeaseCandidate", candidate("", "1.36.0", OLDEST), &["spec.emulationVersion"]);
+    check("LeaseCandidate", candidate("1.30.0", "1.29.9", OLDEST), &["spec.binaryVersion"]);
+    check("LeaseCandidate", candidate("", "1.30.0", OLDEST), &["spec.emulationVersion"]);
     check(
         "LeaseCandidate",
-        candidate("1.36", "1.36.0", "x"),
+        candidate("1.30", "1.30.0", "x"),
         &["spec.emulationVersion", "spec.strategy.strategy"],
     );
     let server = json!({"apiServerID": "a", "encodingVersion": "v1",

@@ -50,7 +50,7 @@ async fn readers_in_the_process_get_what_they_may_read() {
     let created = bench.create_config_map("x").await;
     let Objects::List(list) = given(&bench, "?limit=1").await else { panic!("not a list") };
     let objects: Vec<Value> = list.objects.iter().map(|one| json_of(&**one)).collect();
-    assert_eq!(objects, [created.clone()]);
+    assert_eq!(objects, std::slice::from_ref(&created));
     let revision = created["metadata"]["resourceVersion"].as_str().and_then(|one| one.parse().ok());
     assert_eq!(Some(list.objects[0].revision()), revision);
     for query in ["", "?watch=true&resourceVersion=1"] {
