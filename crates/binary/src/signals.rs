@@ -102,6 +102,7 @@ fn next(pipe: &OwnedFd, limit: PollTimeout) -> Option<u8> {
 mod tests {
     use std::io::{BufRead, BufReader};
     use std::process::{Child, Command, Stdio};
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     use nix::sys::signal::kill;
     use nix::unistd::Pid;
@@ -123,13 +124,21 @@ mod tests {
         let runtime = builder.worker_threads(2).enable_all().build().expect("a runtime");
         let _entered = runtime.enter();
         let tasks = base::task::Tasks::new("busy");
+        static BUSY: AtomicUsize = AtomicUsize::new(0);
         for _ in 0..8 {
             tasks.spawn("busy", async {
+                BUSY.fetch_add(1, Ordering::Relaxed);
                 loop {
                     std::hint::spin_loop();
                 }
             });
         }
+        // A task that has not begun obeys the stop.
+        let busy = wait::until(wait::LONG, "both threads are busy", || {
+            anyhow::ensure!(BUSY.load(Ordering::Relaxed) == 2, "they are not");
+            Ok(())
+        });
+        busy.expect("in time");
         println!("\nbusy");
         runtime.block_on(async {
             termination().await;

@@ -424,7 +424,7 @@ async fn users_grant_only_what_they_hold() {
     let more = r#"rolebindings.rbac.authorization.k8s.io "x" is forbidden: user "jane" (groups=["system:authenticated"]) is attempting to grant RBAC permissions not currently held:
 {APIGroups:["*"], Resources:["*"], Verbs:["*"]}"#;
     check("web", binding("ClusterRole", "anything"), more).await;
-    let none = r#"roles.rbac.authorization.k8s.io "missing" not found"#;
+    let none = r#"rolebindings.rbac.authorization.k8s.io "missing" not found"#;
     check("web", binding("Role", "missing"), none).await;
     world.shutdown().await;
 }
