@@ -136,13 +136,17 @@ struct Checked {
     warn: Option<Warn>,
 }
 
-/// Kinds with rules, each once.
+/// The kinds that are stored, each once.
 fn checked() -> Vec<Checked> {
     let mut found: Vec<Checked> = vec![];
     for kind in crate::RESOURCES {
         let row = kind.row(None).build(None);
-        let (group, kind_name) = (row.group, row.kind);
-        found.push(Checked { group, kind: kind_name, rules: kind.rules(), warn: kind.warnings() });
+        let is_known = found.iter().any(|one| (&one.group, &one.kind) == (&row.group, &row.kind));
+        if row.storage.is_none() || is_known || kind.rules().typed.is_some() {
+            continue;
+        }
+        let (rules, warn) = (kind.rules(), kind.warnings());
+        found.push(Checked { group: row.group, kind: row.kind, rules, warn });
     }
     found
 }
