@@ -30,9 +30,14 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// Invalid requests that upstream also answers with 5xx: code and a part of the message.
 const UPSTREAMS: &[(u16, &str)] = &[
     (500, "failed to create typed patch object"),
+    // An update of a Service.
+    (500, "provided port is already allocated"),
     (500, "resourceVersion: Invalid value"),
     (500, "resourceVersion should not be set on objects to be created"),
     (500, "strconv.ParseUint: parsing"),
+    // Bindings: upstream wraps their field errors.
+    (500, "target.kind: Unsupported value"),
+    (500, "target.name: Required value"),
     (500, "unknown patch type: "),
     (504, "Too large resource version"),
 ];
