@@ -105,7 +105,7 @@ struct Question<'a> {
     path: Option<&'a authorization::NonResourceAttributes>,
 }
 
-/// All that is wrong with a question; a user is given where it is about somebody else.
+/// All field errors of a review. `somebody` is the spec of a review that names its user.
 /// Upstream: `pkg/apis/authorization/validation`.
 fn wrong(
     question: Question<'_>,
@@ -232,7 +232,7 @@ fn refused(errors: FieldErrors) -> Result<(), StatusError> {
     }
 }
 
-/// Selectors that nobody understands narrow nothing, and that is said.
+/// The evaluation error for selectors that cannot be parsed. Such a selector is ignored.
 /// Upstream: `BuildEvaluationError`.
 fn unparsed(attributes: &authorization::ResourceAttributes) -> Option<String> {
     let raw = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());

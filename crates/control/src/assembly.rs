@@ -168,8 +168,8 @@ pub fn pages(keys: &TokenKeys, url: &str) -> Vec<Page> {
     ]
 }
 
-/// What clients look for in `/readyz?verbose`, by upstream's names. Each stands for work that is done
-/// here, too; all of it is begun in one step, when the first objects are there.
+/// The checks of `/readyz?verbose` under upstream's names, for clients that look for them. The server does
+/// the work of each. All of it begins in one step, once the first objects exist.
 const HOOKS: &[&str] = &[
     INFORMERS,
     "start-apiserver-admission-initializer",

@@ -70,7 +70,7 @@ fn pods_live_on_simulated_nodes_as_on_others() -> Result<()> {
     evicted_pod_is_replaced(&api)?;
     let status = simulator.terminate()?;
     ensure!(status.success() && simulator.log().contains("--cleanup"), "{}", simulator.log());
-    // What is left is taken over: the next run registers nothing and goes on with the pods.
+    // The next run adopts the nodes and pods that the first one left: it registers no node.
     let _simulator = Simulator::start(BINARY.as_ref(), &kubeconfig, &["--nodes", "12"])?;
     nodes_are(&api, "True", 12)?;
     let text = kubeconfig.display().to_string();

@@ -5,8 +5,8 @@
 //! plugin counts by as well; a write is refused when the plugin wrote meanwhile, and tried again.
 //!
 //! Invariant: recorded use is lowered only when something was given back, when the limits changed, or
-//! every [`RESYNC`]. The plugin charges before the object is there to be counted: whoever counted at
-//! each change of a status would take back charges that are on their way.
+//! every [`RESYNC`]. The plugin charges a quota before the object is stored: a count at each change of
+//! a status would take back charges for writes that are still running.
 //!
 //! Cost: a new quota reads its namespace once. From then on a change of an object changes the sums by its part
 //! ([`ledger`]), and decodes the object and the quota. Namespaces without a quota cost nothing.
@@ -189,7 +189,7 @@ impl Controller {
         for key in self.quotas_of(namespace) {
             let effect = self.ledgers().get_mut(&key).map(&put);
             match effect {
-                // Nobody read the namespace for this quota yet.
+                // This quota has no ledger yet: its first reconcile reads the namespace.
                 None => self.queue.add(key),
                 Some(Effect::None) => {}
                 Some(Effect::More) => self.queue.add(key),
@@ -483,7 +483,7 @@ fn plan(
         match used.get(name) {
             Some(amount) => amount.clone(),
             None if known => zero(),
-            // Nobody counts it: what was written stays.
+            // No controller counts this resource: the recorded use stays.
             None => old_used.get(name).cloned().unwrap_or_else(zero),
         }
     };

@@ -293,7 +293,7 @@ impl<'a> Scan<'a> {
         Ok(())
     }
 
-    /// What stands for a field that is there, empty, and tells something by that.
+    /// The text for a field that is present but empty, where empty differs from absent.
     fn telling_text(
         &self,
         message: MessageId,
