@@ -1,7 +1,7 @@
-//! Subresources that lead to somewhere else: a pod's log, a node's proxy.
+//! Subresources that are answered by another server: a pod's log, a node's proxy.
 //!
-//! In: who answers for a [`Target`]; the server that has the table brings it, for here nobody knows the
-//! way to a kubelet. Out: the behaviour of a subresource.
+//! In: a handler for each [`Target`]. The server that makes the table passes them in, because this crate
+//! knows no kubelets. Out: the behaviour of a subresource.
 
 use std::sync::Arc;
 

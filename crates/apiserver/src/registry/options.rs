@@ -68,7 +68,7 @@ pub enum Outcome {
     Unchanged,
     /// Removed; the object is its last state.
     Deleted,
-    /// Being deleted: finalizers or a grace period keep it for now.
+    /// Being deleted: finalizers or a grace period still keep it.
     Deleting,
 }
 

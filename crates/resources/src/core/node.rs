@@ -83,7 +83,7 @@ fn default(node: &mut Node) {
     spec.unschedulable.take_if(|unschedulable| !*unschedulable);
     one_name_for_ranges(spec);
     let status = node.status.get_or_insert_default();
-    // What is not said to be taken may be given out.
+    // Without allocatable, all of the capacity may be allocated.
     if status.allocatable.is_none() {
         status.allocatable = status.capacity.clone();
     }

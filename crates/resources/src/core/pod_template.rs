@@ -1,4 +1,4 @@
-//! PodTemplate: a template of pods, for whoever reads it.
+//! PodTemplate: a stored template of pods; no controller reads it.
 
 use k8s_openapi::api::core::v1::{Container, PodTemplate};
 

@@ -229,7 +229,7 @@ fn drop_privileges(
     Ok(())
 }
 
-/// Changes the user but keeps the permitted capabilities for now.
+/// Changes the user but keeps the permitted capabilities until the caller drops them.
 fn set_ids(uid: u32, gid: u32) -> io::Result<()> {
     nix::sys::prctl::set_keepcaps(true)?;
     let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));

@@ -208,7 +208,7 @@ impl Hooks<Pod> for Life {
             return Grace::Seconds(0);
         }
         let own = spec.and_then(|spec| spec.termination_grace_period_seconds);
-        // Upstream: negative means at once, and at once is one second where nobody insists.
+        // Upstream: a negative grace period means one second.
         match requested.or(own).unwrap_or(30) {
             seconds if seconds < 0 => Grace::Seconds(1),
             seconds => Grace::Seconds(seconds),
