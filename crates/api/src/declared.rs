@@ -1,19 +1,19 @@
-//! What a node says that its kubelet can do, and which pods need that.
+//! Declared features of nodes, and the pods that need them.
 //!
-//! In: the feature gates, a pod's spec. Out: names for `status.declaredFeatures`, and those that a
-//! node must have declared before the pod may go there. Pure but for the gates.
+//! In: the feature gates, a pod's spec. Out: names for `status.declaredFeatures`, and the names that
+//! a node must declare before the pod can be bound to it. Pure except for the gates.
 //! Upstream: `k8s.io/component-helpers/nodedeclaredfeatures`.
 
 use k8s_openapi::api::core::v1::PodSpec;
 use release::features::{self, Feature};
 
-/// What kubelets here have, if their gates are open, sorted by name.
+/// The features of this kubelet with their gates, sorted by name.
 const OURS: [Feature; 2] = [
     Feature::InPlacePodLevelResourcesVerticalScaling,
     Feature::RestartAllContainersOnContainerExits,
 ];
 
-/// What this process declares as a kubelet; nothing while nobody is to know.
+/// The features that this kubelet declares. Empty while the gate NodeDeclaredFeatures is off.
 pub fn declared() -> Option<Vec<String>> {
     let open = OURS.into_iter().filter(|feature| features::enabled(*feature));
     let names: Vec<String> = open.map(|feature| feature.name().to_owned()).collect();
@@ -21,7 +21,7 @@ pub fn declared() -> Option<Vec<String>> {
         .filter(|names| !names.is_empty() && features::enabled(Feature::NodeDeclaredFeatures))
 }
 
-/// What the node of such a pod must have declared. Upstream: `InferForScheduling`.
+/// The features that a pod's node must declare. Upstream: `InferForScheduling`.
 pub fn needs(spec: &PodSpec) -> Vec<&'static str> {
     if !features::enabled(Feature::NodeDeclaredFeatures) {
         return vec![];

@@ -1,12 +1,12 @@
-//! What the API says about fields besides their types: how lists merge, which keys name their
-//! elements, which kinds a definition is.
+//! Facts about fields besides their types: how lists merge, which keys identify their elements, which
+//! kinds a definition belongs to.
 //!
 //! In: `facts/fields.tsv` (see `cargo xtask facts` for its form). Out: look-ups by definition and
-//! field. The table stays the text that it is: an index from definition to its lines is all that is
-//! built, for a look-up reads a few dozen short lines at most.
+//! field. The table stays text. Only an index from definitions to their lines is built, because a
+//! look-up reads a few dozen short lines at most.
 //!
-//! Invariant: strategic merge and server-side apply have columns of their own. A Service's ports
-//! merge by `port`, but are known to apply by `port` and `protocol`.
+//! Invariant: strategic merge and server-side apply have separate columns. A Service's ports merge by
+//! `port`, but server-side apply identifies them by `port` and `protocol`.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -16,14 +16,14 @@ use machinery::patch::{FieldFacts, Schema, Topology};
 
 pub(crate) static FIELDS: &str = include_str!("../facts/fields.tsv");
 
-/// Defaults of keys of list-maps: elements that leave them out have these. Upstream: the `default`
-/// of the key's field.
+/// Defaults of the keys of list-maps, for elements that omit them. Upstream: the `default` of the
+/// key's field.
 const KEY_DEFAULTS: &[(&str, &str, &str)] = &[
     ("io.k8s.api.core.v1.ContainerPort", "protocol", "TCP"),
     ("io.k8s.api.core.v1.ServicePort", "protocol", "TCP"),
 ];
 
-/// Definitions that hold whatever they are given: nobody owns parts of it.
+/// Definitions of arbitrary content. Managed fields own them as a whole.
 pub(crate) const OPAQUE: &[&str] = &[
     "io.k8s.apimachinery.pkg.runtime.RawExtension",
     "io.k8s.apimachinery.pkg.apis.meta.v1.FieldsV1",
@@ -43,7 +43,7 @@ pub struct Definition {
     lines: &'static str,
 }
 
-/// One field's line, as it is.
+/// The line of a field.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Field {
     pub name: &'static str,
@@ -61,7 +61,7 @@ pub struct Field {
 }
 
 impl Definition {
-    /// Group, version and kind, where the definition is a kind's.
+    /// Group, version and kind, if the definition belongs to a kind.
     pub fn kinds(self) -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
         self.kinds.split(',').filter_map(|kind| {
             let mut parts = kind.splitn(3, '/');
@@ -123,7 +123,7 @@ fn index() -> &'static Index {
             let mut next = || columns.next().unwrap_or_default();
             let definition =
                 Definition { name: next(), map_type: next(), kinds: next(), lines: &behind[..end] };
-            // Options and Status are of every group: they are nobody's kind.
+            // Options and Status are part of every group. They belong to no kind.
             if definition.kinds().count() == 1 {
                 index.by_kind.extend(definition.kinds().map(|kind| (kind, definition.name)));
             }
@@ -149,11 +149,11 @@ pub fn definition_name(group: &str, version: &str, kind: &str) -> Option<&'stati
     index().by_kind.get(&(group, version, kind)).copied()
 }
 
-/// What patches need to know of a field. `None`: the definition has no such field.
+/// The facts of a field for patches. `None` if the definition has no such field.
 pub fn facts(definition_name: &str, field: &str) -> Option<FieldFacts> {
     let field = definition(definition_name)?.field(field)?;
     let target = Some(field.definition).filter(|name| !name.is_empty()).and_then(definition);
-    // Time, Quantity and their like are named, but have no fields: to patches they are scalars.
+    // Time, Quantity and similar definitions have no fields. For patches they are scalars.
     let is_opaque = OPAQUE.contains(&field.definition);
     let element = target.filter(|target| !target.lines.is_empty() && !is_opaque);
     let topology = match (field.shape, field.list_type) {

@@ -1,7 +1,7 @@
 //! The codec of every built-in kind.
 //!
-//! In: nothing but types. Out: [`codec`]. Reading and writing a kind is most of the code that the
-//! compiler makes for it; made here, it is not made again whenever a strategy changes.
+//! In: types. Out: [`codec`]. Decoding and encoding make up most of a kind's machine code. Compiled in
+//! this crate, it is not compiled again when a strategy changes.
 
 use std::sync::{Arc, LazyLock};
 
@@ -29,8 +29,8 @@ pub fn codec(api_version: &str, kind: &str) -> Option<Arc<dyn Codec>> {
         .or_else(|| crate::versions::find(api_version, kind)?.codec())
 }
 
-/// A kind's codec with the habits of its Go struct: what comes in and what is stored look as
-/// upstream would have written them, and defaults and comparisons see nothing else.
+/// A kind's codec with the rules of its Go struct. Decoded and stored objects look as upstream would
+/// have written them, and defaults and comparisons rely on that.
 struct Settled {
     kind: &'static Kind,
     inner: Box<dyn Codec>,
@@ -70,11 +70,11 @@ impl Codec for Settled {
     }
 }
 
-/// Fields that are not the same empty and absent as long as they are not stored: who sends the one
-/// owns the field, or has it refused instead of filled in. Elsewhere nobody could tell.
+/// Fields for which an empty value differs from an absent one until the object is stored: a client that
+/// sends an empty value owns the field, or gets an error instead of a default.
 ///
-/// The selectors have no room for "absent" in the Rust structs. One that is there and empty has
-/// an empty `matchLabels` until it is refused.
+/// The Rust structs cannot express an absent selector. A present, empty one has an empty `matchLabels`
+/// until validation refuses it.
 fn telling() -> &'static [Telling] {
     const EMPTY_SELECTOR: &str = r#"{"matchLabels":{}}"#;
     const FIELDS: [(&str, &str, &str, &str); 6] = [

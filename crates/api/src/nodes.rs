@@ -1,18 +1,19 @@
-//! What the server itself says of nodes and of their requests, under names that nodes cannot write.
+//! Names of annotations and extra fields in which the server records facts about nodes. Nodes cannot
+//! write them.
 //!
 //! Invariants: NodeRestriction keeps nodes from the annotations; only the server's strategy of
 //! CertificateSigningRequests writes the key of `spec.extra`.
 
-/// An annotation of a Node: addresses, separated by commas, that an administrator vouches for. The
-/// node's serving certificate may name them although its requests come from others.
+/// An annotation of a Node: addresses, separated by commas, that an administrator has approved. The
+/// node's serving certificate may name them even if its requests come from other addresses.
 pub const SERVING_ADDRESSES: &str = "decapod.io/serving-addresses";
 
 /// An annotation of a Node: the credential that registered it, as in `credential-id`; empty for a
 /// node in the server's own process.
 pub const REGISTERED_BY: &str = "decapod.io/registered-by";
 
-/// A key of `spec.extra` of a request for a serving certificate: the address that the request came
-/// from, by the server's word.
+/// A key of `spec.extra` of a CertificateSigningRequest for a serving certificate: the source address of
+/// the request, set by the server.
 pub const SOURCE_ADDRESS: &str = "decapod.io/source-address";
 
 /// The key of a user's extra fields that names the credential. Upstream: `CredentialIDKey`.

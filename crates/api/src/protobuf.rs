@@ -1,7 +1,7 @@
 //! Field numbers of the built-in kinds, for bodies and answers in protobuf.
 //!
-//! In: `facts/protobuf.tsv` (see `cargo xtask facts-protobuf`). Out: [`Descriptors`]. They are made
-//! when the first client speaks protobuf: a cluster without typed Go clients never pays for them.
+//! In: `facts/protobuf.tsv` (see `cargo xtask facts-protobuf`). Out: [`Descriptors`]. They are built
+//! at the first request in protobuf. A cluster without typed Go clients never needs them.
 
 use std::sync::LazyLock;
 
@@ -26,7 +26,7 @@ mod tests {
 
     use super::*;
 
-    /// Upstream's own round-trip data, where it lies beside the repository.
+    /// Upstream's round-trip data, if it is beside the repository.
     const FIXTURES: &str = concat!(
         env!("CARGO_MANIFEST_DIR"),
         "/../../../shared/spec/roundtrip-fixtures-v1.36.tar.gz"
@@ -77,7 +77,7 @@ mod tests {
         assert!(checked > 100, "only {checked} fixtures were understood");
     }
 
-    /// Whatever is cut off or changed: an error or another object, but no panic.
+    /// Truncated or changed bytes give an error or another object, but no panic.
     fn assert_no_panic(body: &[u8]) {
         for at in (0..body.len()).step_by((body.len() / 30).max(1)) {
             let _ = descriptors().unseal(&body[..at]);

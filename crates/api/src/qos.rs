@@ -12,15 +12,15 @@ pub const GUARANTEED: &str = "Guaranteed";
 pub const BURSTABLE: &str = "Burstable";
 pub const BEST_EFFORT: &str = "BestEffort";
 
-/// What counts: cpu and memory.
+/// The resources that count: cpu and memory.
 const NAMES: [&str; 2] = ["cpu", "memory"];
 
-/// `None` where the list says nothing, or zero.
+/// `None` if the amount is absent or zero.
 type Sums = [Option<Amount>; NAMES.len()];
 
-/// BestEffort: nothing is asked for. Guaranteed: cpu and memory are limited, for the pod as a whole
-/// or for each container, and the requests are as large. What is said for the pod as a whole counts
-/// alone.
+/// BestEffort: no requests and no limits. Guaranteed: cpu and memory have limits, for the pod or for
+/// each container, and requests equal limits. If the pod has pod-level resources, only those
+/// count.
 pub fn class(spec: &PodSpec) -> &'static str {
     let own: Vec<Option<&ResourceRequirements>> = match &spec.resources {
         Some(whole) => vec![Some(whole)],
@@ -36,7 +36,7 @@ pub fn class(spec: &PodSpec) -> &'static str {
         is_limited &= limit.iter().all(Option::is_some);
         add(&mut limits, limit);
         let request = positive(resources.and_then(|all| all.requests.as_ref()));
-        // What is not requested is what is limited, as defaults have it.
+        // A missing request equals the limit, as in defaulting.
         add(&mut requests, std::array::from_fn(|at| request[at].or(limit[at])));
     }
     if requests.iter().chain(&limits).all(Option::is_none) {

@@ -1,4 +1,4 @@
-//! What objects use of a ResourceQuota. Pure.
+//! The usage of objects against a ResourceQuota. Pure.
 //!
 //! In: pods, services, claims for volumes and for devices. Out: amounts by the names that quotas use. The admission plugin and
 //! the controller count by these rules, so that they agree.
@@ -18,12 +18,12 @@ use machinery::quantity::{Amount, Format};
 pub type Amounts = BTreeMap<String, Quantity>;
 
 const CLASS: &str = ".storageclass.storage.k8s.io/";
-/// Behind the name of a class of devices.
+/// The suffix of a device class in a quota's name.
 const DEVICES: &str = ".deviceclass.resource.k8s.io/devices";
 const DEVICE_CLAIMS: &str = "count/resourceclaims.resource.k8s.io";
-/// Before the name of a class: the extended resource that it stands for, whatever else it stands for.
+/// The prefix of a device class: its implicit extended resource.
 const IMPLICIT: &str = "deviceclass.resource.kubernetes.io/";
-/// Those who ask for all devices are counted for so many. Upstream: `AllocationResultsMaxSize`.
+/// A request for all devices counts as this many. Upstream: `AllocationResultsMaxSize`.
 const ALL_DEVICES: i64 = 32;
 const CLASS_ANNOTATION: &str = "volume.beta.kubernetes.io/storage-class";
 const PODS: &[&str] = &[
@@ -43,7 +43,7 @@ const SERVICES: &[&str] =
     &["count/services", "services", "services.nodeports", "services.loadbalancers"];
 const CLAIMS: &[&str] =
     &["count/persistentvolumeclaims", "persistentvolumeclaims", "requests.storage"];
-/// Counted by their short names as well as by `count/…`.
+/// Resources that count under their short names, too, not only under `count/…`.
 const COUNTED: &[&str] = &["replicationcontrollers", "resourcequotas", "secrets", "configmaps"];
 
 /// `count/deployments.apps`; core resources have no group.
@@ -51,7 +51,7 @@ pub fn count_name(group: &str, resource: &str) -> String {
     if group.is_empty() { format!("count/{resource}") } else { format!("count/{resource}.{group}") }
 }
 
-/// Whether objects of this resource use what a quota calls `name`.
+/// Reports whether objects of this resource count for the quota's resource `name`.
 pub fn is_used_by(name: &str, group: &str, resource: &str) -> bool {
     if name == count_name(group, resource) {
         return true;
@@ -84,7 +84,7 @@ pub fn is_used_by(name: &str, group: &str, resource: &str) -> bool {
     }
 }
 
-/// One object of a resource that has nothing else to count.
+/// The usage of an object of which only the number counts.
 pub fn of_any(group: &str, resource: &str) -> Amounts {
     let mut used = Amounts::from([(count_name(group, resource), one())]);
     if group.is_empty() && COUNTED.contains(&resource) {
@@ -93,13 +93,13 @@ pub fn of_any(group: &str, resource: &str) -> Amounts {
     used
 }
 
-/// `example.com/gpu`, and what classes of devices stand for; but not `kubernetes.io/…`.
+/// Extended resources such as `example.com/gpu`, and those of device classes; not `kubernetes.io/…`.
 /// Upstream: `IsDRAExtendedResourceName`.
 pub fn is_extended(name: &str) -> bool {
     name.contains('/') && (!name.contains("kubernetes.io/") || name.starts_with(IMPLICIT))
 }
 
-/// A finished pod, or one whose grace is long over, counts as an object only.
+/// A finished pod, or one far beyond its grace period, counts as an object only.
 pub fn of_pod(pod: &Pod, now: Timestamp) -> Amounts {
     let mut used = Amounts::from([("count/pods".into(), one())]);
     if !is_counted(pod, now) {
@@ -144,17 +144,17 @@ fn limits_of(container: &Container) -> Option<&Amounts> {
     container.resources.as_ref()?.limits.as_ref()
 }
 
-/// What the containers of a pod request at its peak.
+/// The largest sum of requests of a pod's containers at any time.
 pub fn container_requests(spec: &PodSpec) -> Amounts {
     at_peak(spec, requests_of)
 }
 
-/// The same of their limits.
+/// The same for limits.
 pub fn container_limits(spec: &PodSpec) -> Amounts {
     at_peak(spec, limits_of)
 }
 
-/// All containers and sidecars together, or an init container beside the sidecars that were started
+/// The larger of: all containers and sidecars, or an init container with the sidecars that start
 /// before it.
 fn at_peak(spec: &PodSpec, of: fn(&Container) -> Option<&Amounts>) -> Amounts {
     let mut total = Amounts::new();
@@ -175,7 +175,7 @@ fn at_peak(spec: &PodSpec, of: fn(&Container) -> Option<&Amounts>) -> Amounts {
     total
 }
 
-/// What a pod needs at its peak, with what is stated for the pod as a whole, overhead on top.
+/// A pod's largest need at any time, with pod-level resources and overhead.
 fn pod_total(pod: &Pod, of: fn(&Container) -> Option<&Amounts>) -> Amounts {
     let Some(spec) = &pod.spec else { return Amounts::new() };
     let mut total = at_peak(spec, of);
@@ -258,7 +258,7 @@ impl DeviceClasses {
         Self(classes.into_iter().map(entry).collect())
     }
 
-    /// Do claims for devices use what a quota calls `name`, for a class stands for it?
+    /// Reports whether ResourceClaims count for the quota's resource `name` by a device class.
     pub fn stand_for(&self, name: &str) -> bool {
         let Some(resource) = name.strip_prefix("requests.") else { return false };
         match resource.strip_prefix(IMPLICIT) {
@@ -268,7 +268,7 @@ impl DeviceClasses {
     }
 }
 
-/// The pod that a claim was made for by the scheduler, for its extended resources.
+/// The pod for which the scheduler created a claim, for its extended resources.
 pub fn extended_owner(claim: &ResourceClaim) -> Option<(&str, &str)> {
     const EXTENDED: &str = "resource.kubernetes.io/extended-resource-claim";
     let annotations = claim.metadata.annotations.as_ref()?;
@@ -278,8 +278,8 @@ pub fn extended_owner(claim: &ResourceClaim) -> Option<(&str, &str)> {
     (owner.kind == "Pod" && owner.api_version == "v1").then_some((&*owner.name, &*owner.uid))
 }
 
-/// What the pod that a claim was made for is counted for already; nothing, if that is not its claim.
-/// `claims`: those of the namespace.
+/// The usage that already counts for the pod of a claim. Empty if the claim is not the pod's.
+/// `claims`: the claims of the namespace.
 pub fn of_owner<'a>(
     claim: &ResourceClaim,
     pods: impl IntoIterator<Item = &'a Pod>,
@@ -307,7 +307,7 @@ pub fn of_owner<'a>(
     if is_its_own { of_pod(pod, now) } else { Amounts::new() }
 }
 
-/// `counted`: what the pod that it was made for uses, see [`of_owner`].
+/// `counted`: the usage of the claim's pod, see [`of_owner`].
 pub fn of_device_claim(
     claim: &ResourceClaim,
     classes: &DeviceClasses,
@@ -337,7 +337,7 @@ pub fn of_device_claim(
     used
 }
 
-/// How many devices of each class a request may get.
+/// The largest number of devices of each class that a request may get.
 fn most(request: &DeviceRequest) -> BTreeMap<&str, i64> {
     let number = |mode: Option<&str>, count: Option<i64>| match mode {
         None | Some("" | "ExactCount") => count.unwrap_or(1),
@@ -390,8 +390,8 @@ pub fn claim_is_in_scope(
         && (names.iter().any(|name| matches(scope, name)) || names.is_empty() && matches(scope, ""))
 }
 
-/// The classes that a claim has to do with: the one it wants, the one its volume has, and the one
-/// that the volume is being given.
+/// The VolumeAttributesClasses of a claim: the wanted one, the volume's present one, and the one that
+/// the volume is changing to.
 pub fn attributes_classes(claim: &PersistentVolumeClaim) -> BTreeSet<&str> {
     let wanted = claim.spec.as_ref().and_then(|spec| spec.volume_attributes_class_name.as_deref());
     let status = claim.status.as_ref();
@@ -610,7 +610,7 @@ mod tests {
             &format!("{of_class} {implicit} requests.example.com/gpu=1"),
         );
         let all = format!("{of_class} {implicit} requests.example.com/gpu=2");
-        // Another claim is the pod's.
+        // The pod has another claim.
         let told = json!({"extendedResourceClaimStatus":
             {"requestMappings": [], "resourceClaimName": "other"}});
         check(&two, &pod("2", told), &[], &all);

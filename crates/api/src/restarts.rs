@@ -1,8 +1,8 @@
-//! Whether a container that ended runs again: the kubelet decides by it, and the API server judges
-//! by it what statuses may become.
+//! Restart decisions for terminated containers. The kubelet acts on them, and the API server validates
+//! status updates by them.
 //!
-//! In: a pod's spec, one of its containers, an exit code. Out: the answer. The first of the
-//! container's rules that matches the code counts, then the container's own policy, then the pod's.
+//! In: a pod's spec, one of its containers, an exit code. Out: the decision. The first of the
+//! container's rules that matches the code decides, then the container's policy, then the pod's.
 //! Upstream: `ContainerShouldRestart`, `FindMatchingContainerRestartRule`, `AllContainersCouldRestart`.
 
 use k8s_openapi::api::core::v1::{Container, ContainerRestartRule, PodSpec};
@@ -11,18 +11,18 @@ use release::features::{self, Feature};
 const RESTART: &str = "Restart";
 const RESTART_ALL: &str = "RestartAllContainers";
 
-/// The policy that counts where no rule does.
+/// The policy if no rule matches.
 pub fn policy<'a>(spec: &'a PodSpec, container: &'a Container) -> &'a str {
     own_policy(container).or(spec.restart_policy.as_deref()).unwrap_or("Always")
 }
 
-/// That of sidecars is older than the gate.
+/// The policy of sidecars is older than the gate.
 fn own_policy(container: &Container) -> Option<&str> {
     let is_open = features::enabled(Feature::ContainerRestartRules);
     container.restart_policy.as_deref().filter(|own| is_open || *own == "Always")
 }
 
-/// Whether `container` is to run again after it ended with `code`.
+/// Reports whether `container` restarts after exit code `code`.
 pub fn after(spec: &PodSpec, container: &Container, code: i32) -> bool {
     match rule(container, code).map(|rule| rule.action.as_str()) {
         Some(RESTART) => return true,
@@ -36,18 +36,18 @@ pub fn after(spec: &PodSpec, container: &Container, code: i32) -> bool {
     }
 }
 
-/// Whether its end with `code` has all of the pod's containers start anew.
+/// Reports whether exit code `code` restarts all containers of the pod.
 pub fn all_after(container: &Container, code: i32) -> bool {
     all_is_open() && rule(container, code).is_some_and(|rule| rule.action == RESTART_ALL)
 }
 
-/// Whether any container's end may have all of them start anew.
+/// Reports whether any container may restart all containers of the pod.
 pub fn all_may(spec: &PodSpec) -> bool {
     let mut all = spec.init_containers.iter().flatten().chain(&spec.containers);
     all_is_open() && all.any(names_all)
 }
 
-/// Whether one of its rules is about all of the pod's containers.
+/// Reports whether one of its rules restarts all containers of the pod.
 pub(crate) fn names_all(container: &Container) -> bool {
     container.restart_policy_rules.iter().flatten().any(|rule| rule.action == RESTART_ALL)
 }

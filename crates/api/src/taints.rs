@@ -1,4 +1,4 @@
-//! Which taints a toleration covers: the scheduler, the kubelet and the controllers must agree.
+//! Matches tolerations with taints, for the scheduler, the kubelet and the controllers.
 //!
 //! Upstream: `Toleration.ToleratesTaint`.
 
@@ -25,7 +25,7 @@ pub fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
     }
 }
 
-/// Numbers are compared while their gate is open.
+/// `Gt` and `Lt` compare numbers if their feature gate is enabled.
 fn compared(value: &str, bound: &str) -> Option<Ordering> {
     if !features::enabled(Feature::TaintTolerationComparisonOperators) {
         return None;
@@ -34,7 +34,7 @@ fn compared(value: &str, bound: &str) -> Option<Ordering> {
     Some(number(value)?.cmp(&number(bound)?))
 }
 
-/// `0`, or digits that do not begin with it, behind `-` perhaps.
+/// An integer without leading zeros, optionally with `-`.
 pub fn is_decimal(text: &str) -> bool {
     let digits = text.strip_prefix('-').unwrap_or(text);
     text == "0"

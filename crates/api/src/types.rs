@@ -1,8 +1,8 @@
-//! The types of built-in kinds, as apply and managedFields need them.
+//! The types of built-in kinds for server-side apply and managedFields.
 //!
-//! In: the field facts (how lists and maps are owned) and, from `facts/protobuf.tsv`, what scalars
-//! are and which fields Go's structs always have. Out: a [`Type`] per definition, made when the
-//! first object of it is written and kept; definitions share those of their fields.
+//! In: the field facts (how lists and maps are owned) and, from `facts/protobuf.tsv`, the types of scalars and
+//! the fields that Go always writes. Out: a [`Type`] per definition, built at the first write of an
+//! object and kept. Definitions share the types of their fields.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, LazyLock, Mutex};
@@ -20,8 +20,8 @@ static MESSAGES: &str = include_str!("../facts/protobuf.tsv");
 /// Types that are structs in Go and scalars on the wire: `lastProbeTime: null`.
 const STRUCTS: &[&str] = &["time", "microtime", "quantity", "intstr"];
 
-/// Definitions without fields that are scalars. All others without fields are objects with whatever
-/// fields: `subresources.status` of a CustomResourceDefinition.
+/// Definitions without fields that are scalars. All other definitions without fields are free-form
+/// objects, such as `subresources.status` of a CustomResourceDefinition.
 const SCALARS: &[&str] = &[
     "io.k8s.apimachinery.pkg.api.resource.Quantity",
     "io.k8s.apimachinery.pkg.apis.meta.v1.MicroTime",
@@ -29,7 +29,7 @@ const SCALARS: &[&str] = &[
     "io.k8s.apimachinery.pkg.util.intstr.IntOrString",
 ];
 
-/// Locked to look up and to add; types are made outside of it.
+/// The lock is held for look-ups and inserts. Types are built without it.
 static KNOWN: LazyLock<Mutex<HashMap<&'static str, Arc<Type>>>> = LazyLock::new(Mutex::default);
 
 /// The type of a definition, as `io.k8s.api.core.v1.Pod`.
@@ -49,8 +49,8 @@ fn structure(definition: Definition) -> Type {
         let column = message.as_ref().and_then(|message| message.field(field.name));
         let (type_name, flags) = column.unwrap_or_default();
         let is_repeated = type_name.starts_with("[]") || type_name.starts_with("{}");
-        // Structs are there even where tags say that they may be left out; lists, maps and scalars
-        // where they say nothing.
+        // Go writes structs even with `omitempty`; it writes lists, maps and scalars only
+        // without it.
         let is_named = type_name.contains(|c: char| c.is_ascii_uppercase()) && !is_repeated;
         let is_struct = is_named || STRUCTS.contains(&type_name);
         let may_go = flags.contains(['*', '0']) || flags.contains('?') && !is_struct;
@@ -100,7 +100,7 @@ fn field_type(definition: &str, field: facts::Field, type_name: &str) -> TypeRef
             }),
             ..Type::default()
         }),
-        // A struct that only here is owned as a whole, or only here is not.
+        // A struct whose ownership (atomic or granular) differs at this field.
         (_, Some(topology)) if !field.list_type.is_empty() => {
             let mut own = element.get().clone();
             if let Some(map) = &mut own.map {
@@ -112,7 +112,7 @@ fn field_type(definition: &str, field: facts::Field, type_name: &str) -> TypeRef
     }
 }
 
-/// Fields that Go's structs always have are empty where nobody says anything, as keys too.
+/// Fields that Go always writes default to empty, also as keys.
 fn zero_key(definition: &str, key: &str) -> Option<serde_json::Value> {
     match Message::of(definition)?.field(key)? {
         ("string", "") => Some("".into()),
@@ -121,7 +121,7 @@ fn zero_key(definition: &str, key: &str) -> Option<serde_json::Value> {
     }
 }
 
-/// What the values of a map are: texts, or lists of them.
+/// The type of a map's values: strings, or lists of strings.
 fn in_map(element: TypeRef, type_name: &str) -> TypeRef {
     if type_name != "{}strings" {
         return element;
@@ -173,8 +173,8 @@ impl Message {
     }
 }
 
-/// Definitions whose writes leave something else than most kinds' do: definition without its
-/// version, subresource, what they leave. The table is upstream's `GetResetFields`.
+/// Definitions with unusual reset fields: definition without its version, subresource, fields that a
+/// write leaves unchanged. Upstream: `GetResetFields`.
 const RESETS: &[(&str, &str, Resets)] = &[
     (
         "core.Pod",
@@ -233,7 +233,7 @@ const fn only(only: &'static [&'static [&'static str]]) -> Resets {
     Resets { excluded: &[], only }
 }
 
-/// What writes to a kind's objects, or to a subresource of theirs, leave as it was.
+/// The fields that writes to a kind, or to a subresource, leave unchanged.
 pub fn resets(definition: &str, subresource: &str) -> Resets {
     let mut parts = definition.rsplit('.');
     let (name, _, group) = (parts.next(), parts.next(), parts.next());
@@ -285,7 +285,7 @@ mod tests {
         }
     }
 
-    /// What comes with a new element, as Go's structs write it: what is empty in it is its writer's, too.
+    /// A new element as Go writes it. Its writer owns its empty fields, too.
     #[test]
     fn new_elements_have_all_that_go_writes() {
         let check = |before: Value, after: Value, added: Value, removed: Value| {
@@ -301,7 +301,7 @@ mod tests {
             {".": {}, "f:name": {}, "f:resources": {}}}}});
         check(one.clone(), two.clone(), b.clone(), json!({}));
         check(two, one.clone(), json!({}), b);
-        // What was empty all the time is nobody's.
+        // A field that stays empty has no owner.
         let mut set = one.clone();
         set["spec"]["containers"][0]["resources"] = json!({});
         check(one, set, json!({}), json!({}));
@@ -367,7 +367,7 @@ mod tests {
         assert!(seen > 100, "{seen}");
     }
 
-    /// A misspelt kind or field would leave nothing as it was.
+    /// A misspelt kind or field would have no effect.
     #[test]
     fn the_table_of_resets_names_fields_that_there_are() {
         for (kind, _, resets) in RESETS {

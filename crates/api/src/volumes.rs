@@ -1,6 +1,6 @@
-//! Which PersistentVolume serves a claim. Pure.
+//! The choice of a PersistentVolume for a claim. Pure.
 //! The controller and the scheduler choose by these rules.
-//! Upstream: `k8s.io/component-helpers/storage/volume`: the smallest that is large enough.
+//! Upstream: `k8s.io/component-helpers/storage/volume`: the smallest sufficient volume.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ pub fn class_of_volume(volume: &PersistentVolume) -> &str {
     annotated.or(named).map_or("", String::as_str)
 }
 
-/// The newest of the default classes; of several as old, the first by name.
+/// The newest default class. Of equally old ones, the first by name.
 pub fn default_class(classes: &[Arc<StorageClass>]) -> Option<&Arc<StorageClass>> {
     let is_default = |class: &&Arc<StorageClass>| {
         let annotations = class.metadata.annotations.as_ref();
@@ -61,7 +61,7 @@ fn capacity(spec: &PersistentVolumeSpec) -> Amount {
     capacity.and_then(|size| Amount::parse(&size.0).ok()).unwrap_or_default()
 }
 
-/// Whether the volume's claim reference names this claim.
+/// Reports whether the volume's claimRef names this claim.
 pub fn is_for(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {
     let reference = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
     reference.is_some_and(|reference| {
@@ -74,7 +74,7 @@ pub fn is_for(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool 
     })
 }
 
-/// Whether the volume has what the claim asks for, whoever it is for.
+/// Reports whether the volume meets the claim's needs, regardless of its claimRef.
 pub fn suits(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {
     let Some(asks) = &claim.spec else { return false };
     let selector = asks.selector.as_ref().map(|selector| Selector::from_api(Some(selector)));
@@ -86,7 +86,7 @@ pub fn suits(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {
     suits_named(volume, claim) && selected
 }
 
-/// As [`suits`], for a volume that the claim names: its selector does not matter then.
+/// Like [`suits`], for a volume that the claim names. The claim's selector does not apply.
 pub fn suits_named(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {
     let (Some(has), Some(asks)) = (&volume.spec, &claim.spec) else { return false };
     let mode = |mode: &Option<String>| mode.clone().unwrap_or_else(|| "Filesystem".into());
@@ -99,7 +99,7 @@ pub fn suits_named(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> 
         && asks.access_modes.iter().flatten().all(|mode| modes.contains(mode))
 }
 
-/// A volume that names the claim first; else, if `any`, the smallest that suits and is free.
+/// A volume with a claimRef for the claim; else, if `any`, the smallest suitable free volume.
 pub fn find<'a>(
     claim: &PersistentVolumeClaim,
     volumes: &'a [Arc<PersistentVolume>],

@@ -19,6 +19,7 @@ pub mod nft;
 pub mod pods;
 pub mod sysctl;
 pub mod vxlan;
+pub mod watch;
 
 pub use error::Error;
 pub use links::Links;

@@ -175,6 +175,8 @@ async fn configure_host(links: &Links, pod: &PodAttachment, index: u32) -> Resul
     let switch = |name: &str| format!("net/ipv4/conf/{}/{name}", pod.host_veth);
     // No redirects: a pod that reaches itself through a Service has no shorter route.
     let mut switches = vec![(switch("send_redirects"), "0".to_owned())];
+    // A pod cannot send with another pod's address, whose network policies may allow more.
+    switches.push((switch("rp_filter"), "1".to_owned()));
     if pod.from_loopback {
         switches.push((switch("route_localnet"), "1".to_owned()));
     }

@@ -13,7 +13,6 @@
 
 mod endpoints;
 mod health_checks;
-mod kernel;
 pub mod model;
 mod names;
 pub mod routes;
@@ -33,10 +32,10 @@ use ipnet::IpNet;
 use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use net::Links;
+use net::watch::Watch;
 use tokio::sync::Notify;
 
 use crate::health_checks::{HealthChecks, wanted};
-use crate::kernel::Watch;
 use crate::model::{Facts, NodePorts};
 use crate::status::Status;
 use crate::sync::{Seen, Syncer};

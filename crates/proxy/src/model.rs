@@ -504,7 +504,7 @@ fn to(verdict: Verdict, port: &ServicePort) -> Element {
     let name = &port.name;
     let tail = if name.port.is_empty() { String::new() } else { format!(":{}", name.port) };
     let comment = format!("{}/{}{tail}", name.namespace, name.service);
-    Element { verdict: Some(verdict), comment: Some(comment) }
+    Element { verdict: Some(verdict), comment: Some(comment), ..Element::default() }
 }
 
 fn base(kind: ChainKind, hook: Hook, priority: i32) -> Option<BaseChain> {

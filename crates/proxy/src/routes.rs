@@ -32,9 +32,9 @@ use machinery::ObjectMeta;
 use net::Links;
 use net::monitor::{Change, Monitor};
 use net::vxlan::{DEVICE, Peer, Vxlan};
+use net::watch::Watch;
 use tokio::sync::Notify;
 
-use crate::kernel::Watch;
 use crate::{Error, RETRY, RETRY_CEILING, node_facts};
 
 #[derive(Clone, Debug, Default)]

@@ -14,10 +14,10 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use net::conntrack::{Conntrack, Flow};
 use net::monitor::{Change, Monitor};
 use net::nft::{self, Ip, Nft, Proto, Ruleset, diff};
+use net::watch::Watch;
 
 use crate::Error;
 use crate::endpoints;
-use crate::kernel::Watch;
 use crate::model::{self, Facts};
 use crate::services::ServicePort;
 

@@ -139,6 +139,10 @@ impl<T: Object + k8s_openapi::Resource> Strategy for Generic<T> {
         (self.kind.gated)(object, Some(old));
     }
 
+    fn annotation_of_whole_objects(&self) -> Option<&'static str> {
+        self.kind.annotation_of_whole_objects
+    }
+
     fn has_generation(&self) -> bool {
         self.kind.generation.is_some()
     }

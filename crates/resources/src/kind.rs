@@ -57,6 +57,8 @@ pub(crate) struct Kind<T: 'static> {
     pub(crate) deprecation: &'static str,
     /// The group that refusals name, when that is not the kind's.
     pub(crate) error_group: Option<&'static str>,
+    /// See [`apiserver::resource::Strategy::annotation_of_whole_objects`].
+    pub(crate) annotation_of_whole_objects: Option<&'static str>,
     /// Deletes answer with the object. Upstream: `ReturnDeletedObject` of the kind's store.
     pub(crate) returns_deleted: bool,
     /// A delete that names no policy keeps the object's dependents.
@@ -94,6 +96,7 @@ impl<T: Object> Kind<T> {
         warnings: None,
         deprecation: "",
         error_group: None,
+        annotation_of_whole_objects: None,
         returns_deleted: false,
         orphans: false,
         delete_warning: None,

@@ -143,6 +143,8 @@ pub struct Options {
     pub is_on: Box<dyn Fn(&Row) -> bool>,
     /// Upstream's `--allow-privileged`: of the whole process, as there.
     pub allow_privileged: bool,
+    /// Upstream's `--event-ttl`, of the whole process; zero: Events do not expire.
+    pub event_ttl: std::time::Duration,
 }
 
 /// How Services get their addresses, for those who repair what a crash left behind.
@@ -155,13 +157,19 @@ pub mod cluster_ips {
 
 /// The table of built-in resources.
 pub fn table(options: Options) -> ResourceTable {
-    let Options { schema, node_ports, connections, tokens, is_on, allow_privileged } = options;
-    validate::capabilities::allow_privileged(allow_privileged);
+    let Options { schema, node_ports, connections, tokens, is_on, .. } = options;
+    validate::capabilities::allow_privileged(options.allow_privileged);
+    events::event::set_ttl(options.event_ttl);
     let optional = versions::rows().filter(|row| is_on(row));
     let wiring = Wiring { node_ports, connections, tokens };
     let kinds = RESOURCES.iter().filter(|kind| !kind.is_optional());
     let rows = kinds.map(|kind| kind.row(Some(&wiring))).chain(optional);
     ResourceTable::new(rows.map(|row| row.build(schema.clone())))
+}
+
+/// Pods reduced to labels and addresses, for the network policies of nodes.
+pub fn pod_addresses() -> Row {
+    core::pod::addresses::row()
 }
 
 /// Where built-in resources are kept below `/registry/`: place, group, plural. For what stands
@@ -204,6 +212,7 @@ mod tests {
             tokens: Arc::new(NoTokens),
             is_on: Box::new(|_| true),
             allow_privileged: true,
+            event_ttl: std::time::Duration::from_secs(3600),
         }
     }
 

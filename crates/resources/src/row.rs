@@ -101,6 +101,18 @@ impl Row {
         self
     }
 
+    /// The same objects as another resource, without subresources, short names and categories.
+    pub(crate) fn alone(mut self, group: &str, plural: &str) -> Self {
+        let resource = &mut self.resource;
+        resource.group = group.into();
+        resource.plural = plural.into();
+        resource.singular = plural.into();
+        resource.short_names.clear();
+        resource.categories.clear();
+        resource.subresources.clear();
+        self
+    }
+
     /// Served in this version, stored in another.
     pub(crate) fn converted_by(mut self, conversion: Arc<dyn Conversion>) -> Self {
         self.resource.conversion = Some(conversion);

@@ -127,10 +127,11 @@ fn shared_sets<'a>(
     old.sets.iter().filter_map(|(name, was)| Some((name.as_str(), was, new.sets.get(name)?)))
 }
 
-/// Equal except for the elements.
+/// Equal except for the elements. Sets of intervals are made again as a whole.
 fn same_shape(a: &Set, b: &Set) -> bool {
-    (&a.key, a.map, a.dynamic, a.timeout, a.size, &a.comment)
-        == (&b.key, b.map, b.dynamic, b.timeout, b.size, &b.comment)
+    (&a.key, a.map, a.interval, a.dynamic, a.timeout, a.size, &a.comment)
+        == (&b.key, b.map, b.interval, b.dynamic, b.timeout, b.size, &b.comment)
+        && (!a.interval || a.elements == b.elements)
 }
 
 fn uses_any(chain: &Chain, sets: &BTreeSet<&str>) -> bool {

@@ -22,11 +22,21 @@ const DELSETELEM: u16 = 14;
 
 const SET_ANONYMOUS: u32 = 0x1;
 const SET_CONSTANT: u32 = 0x2;
+const SET_INTERVAL: u32 = 0x4;
 const SET_MAP: u32 = 0x8;
 const SET_TIMEOUT: u32 = 0x10;
 const SET_EVAL: u32 = 0x20;
 const DATA_VERDICT: u32 = 0xffff_ff00;
 const ANONYMOUS_MAP: &str = "__map%d";
+const ANONYMOUS_SET: &str = "__set%d";
+/// Operators of `cmp` besides those of [`Op`].
+const LTE: u32 = 3;
+const GTE: u32 = 5;
+/// Marks the first value after an interval.
+const ELEMENT_INTERVAL_END: u32 = 0x1;
+const IPPROTO_ICMPV6: u8 = 58;
+/// nft's number for the type "icmpv6 type".
+const TYPE_ICMPV6: u32 = 29;
 /// nft's number for the type "integer".
 const TYPE_INTEGER: u32 = 4;
 
@@ -91,6 +101,7 @@ impl Encoder<'_> {
         *self.set_id += 1;
         let mut flags = 0;
         flags |= if set.map { SET_MAP } else { 0 };
+        flags |= if set.interval { SET_INTERVAL } else { 0 };
         flags |= if set.timeout.is_some() { SET_TIMEOUT } else { 0 };
         flags |= if set.dynamic { SET_EVAL } else { 0 };
         let key_type = set.key.iter().fold(0, |sum, t| sum << 6 | t.number());
@@ -128,7 +139,10 @@ impl Encoder<'_> {
         set: &str,
         elements: impl Iterator<Item = (&'e Vec<Value>, &'e Element)>,
     ) {
-        let encoded = elements.map(|(key, value)| element(key, Some(value)));
+        let encoded = elements.flat_map(|(key, value)| {
+            let end = value.last.as_ref().and_then(interval_end);
+            std::iter::once(element(key, Some(value))).chain(end)
+        });
         self.elements(NEWSETELEM, NLM_F_CREATE, set, encoded);
     }
 
@@ -188,6 +202,18 @@ impl Encoder<'_> {
                 let list = compare(load(list, &Field::L4proto, 0), Op::Eq, &[proto.number()]);
                 compare(load(list, &Field::Dport, 0), Op::Eq, &port.to_be_bytes())
             }
+            Stmt::DportIn { proto, first, last } => {
+                let list = compare(load(list, &Field::L4proto, 0), Op::Eq, &[proto.number()]);
+                let list = load(list, &Field::Dport, 0);
+                let list = relate(list, GTE, &first.to_be_bytes());
+                relate(list, LTE, &last.to_be_bytes())
+            }
+            Stmt::Icmpv6In(types) => {
+                let list = compare(load(list, &Field::L4proto, 0), Op::Eq, &[IPPROTO_ICMPV6]);
+                let id = self.anonymous_set(types);
+                let lookup = Attrs::new().number(2, 1).text(1, ANONYMOUS_SET).number(4, id);
+                expr(load(list, &Field::Icmpv6Type, 0), "lookup", lookup)
+            }
             Stmt::InSet { key, op, set } => {
                 let flags = if *op == Op::Ne { 1 } else { 0 };
                 let lookup = Attrs::new().text(1, set).number(2, 1).number(5, flags);
@@ -228,6 +254,31 @@ impl Encoder<'_> {
             Family::Inet => (2, 1),
         };
         Attrs::new().number(1, kind).bytes(2, &[code])
+    }
+
+    /// Adds an anonymous set of ICMPv6 types.
+    fn anonymous_set(&mut self, types: &[u8]) -> u32 {
+        *self.set_id += 1;
+        let id = *self.set_id;
+        let body = Attrs::new()
+            .text(1, self.table)
+            .text(2, ANONYMOUS_SET)
+            .number(3, SET_ANONYMOUS | SET_CONSTANT)
+            .number(4, TYPE_ICMPV6)
+            .number(5, 1)
+            .number(10, id)
+            .nest(9, Attrs::new().number(1, types.len() as u32))
+            .bytes(13, &set_user_data(1, None));
+        self.push(NEWSET, NLM_F_CREATE, body, format!("add set {} of a rule", self.table));
+        let mut list = Attrs::new();
+        for kind in types {
+            list = list.nest(1, Attrs::new().nest(1, Attrs::new().bytes(1, &[*kind])));
+        }
+        let body =
+            Attrs::new().text(1, self.table).text(2, ANONYMOUS_SET).number(4, id).nest(3, list);
+        let about = format!("add elements {} of a rule's set", self.table);
+        self.push(NEWSETELEM, NLM_F_CREATE, body, about);
+        id
     }
 
     /// Adds an anonymous map. The kernel names it; this transaction refers to it by number.
@@ -319,6 +370,18 @@ fn set_user_data(order: u32, comment: Option<&str>) -> Vec<u8> {
     data
 }
 
+/// The element that ends an interval: the value after `last`, or nothing after the greatest value.
+fn interval_end(last: &Value) -> Option<Attrs> {
+    let mut bytes = last.bytes();
+    let carried = bytes.iter_mut().rev().find_map(|byte| {
+        *byte = byte.wrapping_add(1);
+        (*byte != 0).then_some(())
+    });
+    carried?;
+    let key = Attrs::new().bytes(1, &bytes);
+    Some(Attrs::new().nest(1, key).number(3, ELEMENT_INTERVAL_END))
+}
+
 fn element(key: &[Value], value: Option<&Element>) -> Attrs {
     let mut bytes = Vec::new();
     for part in key {
@@ -388,12 +451,14 @@ fn load(list: Attrs, field: &Field, slot: usize) -> Attrs {
         Field::Saddr(Ip::V6) => payload(list, 1, 8),
         Field::Daddr(Ip::V6) => payload(list, 1, 24),
         Field::Dport => payload(list, 2, 2),
+        Field::Icmpv6Type => payload(list, 2, 0),
         Field::Mark => meta(list, 3),
         Field::Iifname => meta(list, 6),
         Field::Oifname => meta(list, 7),
         Field::L4proto => meta(list, 16),
         Field::CtState => ct(list, 0),
         Field::CtStatus => ct(list, 2),
+        Field::CtDirection => ct(list, 1),
         Field::FibSaddrType => fib(list, 1),
         Field::FibDaddrType => fib(list, 2),
         Field::Random(modulus) => {
@@ -408,6 +473,11 @@ fn compare(list: Attrs, op: Op, bytes: &[u8]) -> Attrs {
         Op::Eq => 0,
         Op::Ne => 1,
     };
+    relate(list, op, bytes)
+}
+
+/// Compares register 1 by an operator's number.
+fn relate(list: Attrs, op: u32, bytes: &[u8]) -> Attrs {
     expr(list, "cmp", Attrs::new().number(1, 1).number(2, op).nest(3, value(bytes)))
 }
 
@@ -506,7 +576,7 @@ impl Field {
     fn length(&self) -> usize {
         match self {
             Self::Saddr(Ip::V6) | Self::Daddr(Ip::V6) | Self::Iifname | Self::Oifname => 16,
-            Self::L4proto => 1,
+            Self::L4proto | Self::Icmpv6Type | Self::CtDirection => 1,
             Self::Dport => 2,
             _ => 4,
         }
@@ -538,6 +608,7 @@ impl Value {
             Self::Ip(address) => octets(address),
             Self::Proto(proto) => vec![proto.number()],
             Self::Port(port) => port.to_be_bytes().to_vec(),
+            Self::Byte(byte) => vec![*byte],
             Self::Number(number) => number.to_ne_bytes().to_vec(),
             Self::Name(name) => {
                 let mut bytes = name.as_bytes().to_vec();

@@ -85,6 +85,8 @@ pub struct Set {
     /// The key's parts; more than one form a concatenation.
     pub key: Vec<Type>,
     pub map: bool,
+    /// Elements are ranges of one key part, from the key to [`Element::last`]. They must not touch each other.
+    pub interval: bool,
     /// Packets fill it ([`Stmt::Update`]); the diff ignores its elements.
     pub dynamic: bool,
     pub timeout: Option<Duration>,
@@ -97,6 +99,8 @@ pub struct Set {
 pub struct Element {
     /// Set in maps.
     pub verdict: Option<Verdict>,
+    /// In interval sets: the last value of the range; none: the key alone.
+    pub last: Option<Value>,
     pub comment: Option<String>,
 }
 
@@ -131,11 +135,15 @@ pub enum Field {
     L4proto,
     /// The destination port of TCP, UDP or SCTP.
     Dport,
+    /// The type of an ICMPv6 message.
+    Icmpv6Type,
     Mark,
     Iifname,
     Oifname,
     CtState,
     CtStatus,
+    /// [`Value::Byte`] 0: the direction of the connection's first packet; 1: the reply.
+    CtDirection,
     /// The address type of the source (destination) in the routing table; [`Value::Number`] 2 means
     /// "local".
     FibSaddrType,
@@ -149,6 +157,7 @@ pub enum Value {
     Ip(IpAddr),
     Proto(Proto),
     Port(u16),
+    Byte(u8),
     Number(u32),
     Name(String),
 }
@@ -196,6 +205,14 @@ pub enum Stmt {
         proto: Proto,
         port: u16,
     },
+    /// `tcp dport 80-90`.
+    DportIn {
+        proto: Proto,
+        first: u16,
+        last: u16,
+    },
+    /// `meta l4proto icmpv6 icmpv6 type { … }`: any of these types.
+    Icmpv6In(Vec<u8>),
     InSet {
         key: Vec<Field>,
         op: Op,

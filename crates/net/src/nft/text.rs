@@ -48,6 +48,9 @@ fn write_set(f: &mut Formatter<'_>, name: &str, set: &Set) -> fmt::Result {
     if let Some(size) = set.size {
         writeln!(f, "\t\tsize {size}")?;
     }
+    if set.interval {
+        writeln!(f, "\t\tflags interval")?;
+    }
     match (set.dynamic, set.timeout.is_some()) {
         (true, true) => writeln!(f, "\t\tflags dynamic,timeout")?,
         (true, false) => writeln!(f, "\t\tflags dynamic")?,
@@ -67,9 +70,12 @@ fn write_set(f: &mut Formatter<'_>, name: &str, set: &Set) -> fmt::Result {
     writeln!(f, "\t}}")
 }
 
-fn element((key, element): (&Vec<Value>, &Element)) -> String {
-    let key: Vec<String> = key.iter().map(Value::to_string).collect();
+fn element((key_parts, element): (&Vec<Value>, &Element)) -> String {
+    let key: Vec<String> = key_parts.iter().map(Value::to_string).collect();
     let mut text = key.join(" . ");
+    if let Some(last) = element.last.as_ref().filter(|last| Some(*last) != key_parts.first()) {
+        let _ = write!(text, "-{last}");
+    }
     if let Some(comment) = &element.comment {
         let _ = write!(text, " comment {comment:?}");
     }
@@ -163,6 +169,13 @@ impl Display for Stmt {
             Self::AnyBit { field, bits } => write!(f, "{field} {}", bit_names(field, *bits)),
             Self::NoBit { field, bits } => write!(f, "{field} & {bits:#010x} == 0x00000000"),
             Self::Dport { proto, port } => write!(f, "{} dport {port}", proto.name()),
+            Self::DportIn { proto, first, last } => {
+                write!(f, "{} dport {first}-{last}", proto.name())
+            }
+            Self::Icmpv6In(types) => {
+                let names: Vec<String> = types.iter().map(|kind| icmpv6_name(*kind)).collect();
+                write!(f, "icmpv6 type {{ {} }}", names.join(", "))
+            }
             Self::InSet { key, op, set } => write!(f, "{} {}@{set}", keys(key), op.prefix()),
             Self::Vmap { key, map } => write!(f, "{} vmap @{map}", keys(key)),
             Self::VmapInline { key, entries } => {
@@ -191,8 +204,21 @@ fn keys(fields: &[Field]) -> String {
 fn named_value(field: &Field, value: &Value) -> String {
     match (field, value) {
         (Field::FibSaddrType | Field::FibDaddrType, Value::Number(2)) => "local".into(),
+        (Field::CtDirection, Value::Byte(0)) => "original".into(),
+        (Field::CtDirection, Value::Byte(_)) => "reply".into(),
         (Field::Mark, Value::Number(mark)) => format!("{mark:#010x}"),
         _ => value.to_string(),
+    }
+}
+
+fn icmpv6_name(kind: u8) -> String {
+    match kind {
+        133 => "nd-router-solicit".into(),
+        134 => "nd-router-advert".into(),
+        135 => "nd-neighbor-solicit".into(),
+        136 => "nd-neighbor-advert".into(),
+        137 => "nd-redirect".into(),
+        other => other.to_string(),
     }
 }
 
@@ -229,11 +255,13 @@ impl Display for Field {
             Self::Daddr(Ip::V6) => "ip6 daddr",
             Self::L4proto => "meta l4proto",
             Self::Dport => "th dport",
+            Self::Icmpv6Type => "icmpv6 type",
             Self::Mark => "meta mark",
             Self::Iifname => "iifname",
             Self::Oifname => "oifname",
             Self::CtState => "ct state",
             Self::CtStatus => "ct status",
+            Self::CtDirection => "ct direction",
             Self::FibSaddrType => "fib saddr type",
             Self::FibDaddrType => "fib daddr type",
             Self::Random(modulus) => return write!(f, "numgen random mod {modulus}"),
@@ -247,6 +275,7 @@ impl Display for Value {
             Self::Ip(address) => address.fmt(f),
             Self::Proto(proto) => f.write_str(proto.name()),
             Self::Port(port) => port.fmt(f),
+            Self::Byte(byte) => byte.fmt(f),
             Self::Number(number) => number.fmt(f),
             Self::Name(name) => write!(f, "{name:?}"),
         }

@@ -86,7 +86,8 @@ fn map(key: &[Type]) -> Set {
 }
 
 fn goto(chain: &str) -> Element {
-    Element { verdict: Some(Verdict::Goto(chain.into())), comment: Some(format!("to {chain}")) }
+    let comment = Some(format!("to {chain}"));
+    Element { verdict: Some(Verdict::Goto(chain.into())), comment, ..Element::default() }
 }
 
 /// Every kind of statement, set and chain.
@@ -150,7 +151,39 @@ fn kitchen_sink(family: Ip) -> Table {
     let eth0 = Stmt::equals(Field::Iifname, Value::Name("eth0".into()));
     t.rule("filter", vec![eth0, Stmt::Verdict(Verdict::Accept)]);
     t.rule("reject", vec![Stmt::Reject]);
+    ranges(&mut t, family);
     t
+}
+
+/// What network policies use besides.
+fn ranges(t: &mut Table, family: Ip) {
+    let saddr = Field::Saddr(family);
+    let (first, last, alone, greatest) = match family {
+        Ip::V4 => ("10.0.0.0", "10.0.0.9", "10.0.1.7", ("255.255.255.7", "255.255.255.255")),
+        Ip::V6 => (
+            "fd00::",
+            "fd00::9",
+            "fd00::1:7",
+            ("ffff::7", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"),
+        ),
+    };
+    let blocks = Set { interval: true, ..set(&[family.addr_type()]) };
+    t.sets.insert("blocks".into(), blocks);
+    for (from, to) in [(first, last), (alone, alone), greatest] {
+        let last = Some(Value::Ip(ip(to)));
+        t.element("blocks", vec![Value::Ip(ip(from))], Element { last, ..Element::default() });
+    }
+    let key = vec![saddr];
+    let within = Stmt::InSet { key, op: Op::Eq, set: "blocks".into() };
+    t.rule("ranges", vec![within, Stmt::Verdict(Verdict::Return)]);
+    let ports = Stmt::DportIn { proto: Proto::Sctp, first: 80, last: 90 };
+    t.rule("ranges", vec![ports, Stmt::Verdict(Verdict::Drop)]);
+    let reply = Stmt::equals(Field::CtDirection, Value::Byte(1));
+    t.rule("ranges", vec![reply, Stmt::Verdict(Verdict::Accept)]);
+    if family == Ip::V6 {
+        let found = Stmt::Icmpv6In(vec![133, 134, 135, 136, 137]);
+        t.rule("ranges", vec![found, Stmt::Verdict(Verdict::Accept)]);
+    }
 }
 
 #[test]

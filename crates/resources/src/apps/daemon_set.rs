@@ -1,5 +1,8 @@
 //! DaemonSet: a pod on each node.
 
+use std::sync::Arc;
+
+use apiserver::request::RequestContext;
 use k8s_openapi::api::apps::v1::{DaemonSet, DaemonSetStatus, RollingUpdateDaemonSet};
 use k8s_openapi::api::core::v1::Container;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
@@ -8,6 +11,7 @@ use super::{COUNTS, tidy_counts};
 use crate::core::podspec;
 use crate::defaults::fill;
 use crate::gated::close_template;
+use crate::generic::Hooks;
 use crate::kind::{Kind, Rules, STATUS, age, field, name, spec_and_status, text, wide};
 use crate::print::{images, labels, names, selector};
 use crate::validate::{warnings, workloads};
@@ -33,6 +37,7 @@ pub(crate) static KIND: Kind<DaemonSet> = Kind {
         ..Rules::NONE
     },
     warnings: Some(|at, out| warnings::template(&at.get("spec.template"), out)),
+    annotation_of_whole_objects: Some(TEMPLATE_GENERATION),
     columns: &[
         name(),
         field("Desired", "integer", "api.apps.v1.DaemonSetStatus.desiredNumberScheduled", |set| {
@@ -78,6 +83,7 @@ pub(crate) static KIND: Kind<DaemonSet> = Kind {
             selector(set.spec.as_ref().map(|spec| &spec.selector)).into()
         })),
     ],
+    hooks: |_| Arc::new(Life),
     ..Kind::BASE
 };
 
@@ -102,7 +108,66 @@ fn default(set: &mut DaemonSet) {
     ]);
 }
 
+struct Life;
+
+impl Hooks<DaemonSet> for Life {
+    fn prepare_create(&self, _ctx: &RequestContext, set: &mut DaemonSet) {
+        let generation = template_generation(set).max(1);
+        set_template_generation(set, generation);
+    }
+
+    fn prepare_update(&self, _ctx: &RequestContext, set: &mut DaemonSet, old: &DaemonSet) {
+        count_template(set, old);
+    }
+}
+
+/// The number is the server's: it counts changes of the template, whatever a client writes.
+fn count_template(set: &mut DaemonSet, old: &DaemonSet) {
+    let [new_template, old_template] =
+        [&*set, old].map(|set| set.spec.as_ref().map(|spec| &spec.template));
+    let changed = i64::from(new_template != old_template);
+    set_template_generation(set, template_generation(old) + changed);
+}
+
+fn template_generation(set: &DaemonSet) -> i64 {
+    let notes = set.metadata.annotations.as_ref();
+    notes.and_then(|notes| notes.get(TEMPLATE_GENERATION)?.parse().ok()).unwrap_or_default()
+}
+
+fn set_template_generation(set: &mut DaemonSet, generation: i64) {
+    let notes = set.metadata.annotations.get_or_insert_default();
+    notes.insert(TEMPLATE_GENERATION.into(), generation.to_string());
+}
+
 fn containers(set: &DaemonSet) -> &[Container] {
     let spec = set.spec.as_ref();
     spec.and_then(|spec| spec.template.spec.as_ref()).map_or(&[], |spec| &spec.containers)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn set(image: &str, annotation: Option<&str>) -> DaemonSet {
+        let template = json!({ "spec": { "containers": [{ "name": "c", "image": image }] } });
+        let mut made = json!({ "metadata": { "name": "a" }, "spec": { "selector": {}, "template": template } });
+        if let Some(value) = annotation {
+            made["metadata"]["annotations"] = json!({ TEMPLATE_GENERATION: value });
+        }
+        serde_json::from_value(made).expect("a DaemonSet")
+    }
+
+    #[test]
+    fn the_template_generation_counts_changes_of_the_template() {
+        let check = |new: DaemonSet, expected: i64| {
+            let (mut new, old) = (new, set("a", Some("3")));
+            count_template(&mut new, &old);
+            assert_eq!(template_generation(&new), expected);
+        };
+        check(set("a", None), 3);
+        check(set("a", Some("9")), 3);
+        check(set("b", Some("3")), 4);
+    }
 }

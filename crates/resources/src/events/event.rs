@@ -1,8 +1,9 @@
 //! Events in both of their forms. They are stored as core/v1; events.k8s.io/v1 is a view of the
-//! same, with its own names for most fields. They expire after an hour.
+//! same, with its own names for most fields. They expire after `--event-ttl`, an hour by default.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 
 use apiserver::resource::{Conversion, MetadataRules};
 use k8s_openapi::api::core::v1 as core;
@@ -15,8 +16,13 @@ use crate::kind::{Fields, Form, Kind, Rules, any_name, as_name, field, wide};
 use crate::print::since;
 use crate::validate;
 
-/// Upstream's `--event-ttl`.
-const TTL_SECONDS: i64 = 3600;
+/// Upstream's `--event-ttl`, of the whole process.
+static TTL_SECONDS: AtomicI64 = AtomicI64::new(3600);
+
+/// Sets `--event-ttl`, before anything is served. Existing Events keep their leases.
+pub(crate) fn set_ttl(time: std::time::Duration) {
+    TTL_SECONDS.store(i64::try_from(time.as_secs()).unwrap_or(i64::MAX), Ordering::Relaxed);
+}
 
 pub(crate) static CORE: Kind<core::Event> =
     Kind { rules: Rules { name: any_name, ..RULES }, ..EVENT };
@@ -129,7 +135,8 @@ struct Life;
 
 impl Hooks<core::Event> for Life {
     fn ttl_seconds(&self) -> Option<i64> {
-        Some(TTL_SECONDS)
+        // Without a lease: the Event stays.
+        Some(TTL_SECONDS.load(Ordering::Relaxed)).filter(|seconds| *seconds > 0)
     }
 }
 

@@ -18,6 +18,7 @@ use crate::kind::{Fields, Kind, Made, Rules, STATUS, Sub, part};
 use crate::validate::{self, podupdate, warnings};
 
 pub(crate) mod actions;
+pub(crate) mod addresses;
 mod label_keys;
 mod print;
 

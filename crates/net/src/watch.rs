@@ -1,15 +1,17 @@
-//! Notices when another program changes this component's objects in the kernel: `nft flush
+//! Notices when another program changes a component's objects in the kernel: `nft flush
 //! ruleset`, the restart of a firewall, `ip link del`.
 //!
-//! In: the kernel's messages, by [`net::monitor`]. Out: a wait that ends when the objects must be restored.
+//! In: the kernel's messages, by [`crate::monitor`]. Out: a wait that ends when the objects must be restored.
 //! Invariant: two programs that undo each other's changes do so at a falling rate: after a repair
 //! the next waits for a second, then two, up to a minute.
 
 use std::time::Duration;
 
 use base::backoff::Backoff;
-use net::monitor::{Change, Monitor};
 use tokio::time::Instant;
+
+use crate::error::Error;
+use crate::monitor::{Change, Monitor};
 
 const REST: Duration = Duration::from_secs(1);
 const REST_CEILING: Duration = Duration::from_secs(60);
@@ -31,7 +33,7 @@ impl Watch {
     }
 
     /// Resolves when the caller's objects were changed. Dropping the future loses nothing.
-    pub async fn changed(&mut self, is_own: impl Fn(Change<'_>) -> bool) -> Result<(), net::Error> {
+    pub async fn changed(&mut self, is_own: impl Fn(Change<'_>) -> bool) -> Result<(), Error> {
         self.monitor.told(is_own).await?;
         let now = Instant::now();
         tokio::time::sleep_until(self.rests_until.max(now + SETTLE)).await;
