@@ -24,7 +24,7 @@ use machinery::{Object, ObjectMeta};
 use serde::{Deserialize, Serialize};
 
 pub use keys::{KeyError, TokenKeys};
-pub use mint::TokenRequests;
+pub use mint::{Lifetimes, TokenRequests};
 
 use crate::tokens::{Recognized, TokenAuthenticator};
 

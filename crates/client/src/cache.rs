@@ -1,10 +1,10 @@
-//! What an informer remembers: packed objects under small headers.
+//! The cache of an informer: packed objects with small headers.
 //!
-//! In: whole objects as JSON, or the server's own where it runs in this process. Out: headers for selection,
+//! In: whole objects as JSON, or the server's own entries if it runs in this process. Out: headers for selection,
 //! JSON for decoding.
 //! Invariants: keyed by (namespace, name) in order; every index agrees with the entries.
-//! A typed pod of 5.8 KB is 42 KB in memory, so typed objects live only in a bounded LRU. JSON says the
-//! same names again and again: packed it takes a third, and to unpack it takes a tenth of decoding it.
+//! A typed pod of 5.8 KB is 42 KB in memory, so typed objects live only in a bounded LRU. JSON repeats
+//! names: packed it takes a third, and unpacking takes a tenth of the time of decoding.
 
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -35,7 +35,7 @@ impl ObjectKey {
         Self { namespace: namespace.into(), name: name.into() }
     }
 
-    /// The key of an object in hand.
+    /// The key of an object.
     pub fn of(meta: &machinery::ObjectMeta) -> Self {
         Self::new(
             meta.namespace.as_deref().unwrap_or_default(),
@@ -85,7 +85,7 @@ impl Header {
 pub struct Entry {
     pub header: Arc<Header>,
     body: Encoded,
-    /// Unlike that of any other state of an object in this process.
+    /// Unique among all states of all objects in this process.
     id: u64,
 }
 
@@ -93,11 +93,11 @@ pub struct Entry {
 enum Encoded {
     Nothing,
     Packed(Box<[u8]>),
-    /// The server's own, and where it says who owns its fields.
+    /// The server's entry, and the position of `managedFields` in it.
     Shared(Arc<dyn Object>, Range<u32>),
 }
 
-/// What is derived from an object of the server, once for all its readers.
+/// The header of a server's entry, derived once for all readers.
 struct Noted {
     header: Arc<Header>,
     owners: Range<u32>,
@@ -124,12 +124,12 @@ impl Entry {
         Ok(Self { header: noted.header, body, id: noted.id })
     }
 
-    /// An entry over what the server keeps: nothing is copied, and the header is read once for all readers.
+    /// An entry that refers to the server's. Nothing is copied, and the header is read once for all readers.
     pub fn share(object: Arc<dyn Object>, metadata_only: bool) -> Result<Self, serde_json::Error> {
         let known = object.note().get().cloned();
         let noted = match known.map(Arc::downcast::<Noted>) {
             Some(Ok(noted)) => noted,
-            // Two readers may be as fast: then one of them keeps a header of its own.
+            // Two readers may do this at once. Then one of them keeps a header of its own.
             _ => {
                 let made = Arc::new(Noted::of(&object.json())?);
                 let kept = object.note().get_or_init(|| made.clone());
@@ -143,7 +143,7 @@ impl Entry {
         Ok(Self { header: noted.header.clone(), body, id: noted.id })
     }
 
-    /// The object, but for who owns its fields.
+    /// The object without `managedFields`.
     pub fn json(&self) -> Vec<u8> {
         match &self.body {
             Encoded::Nothing => Vec::new(),
@@ -181,8 +181,8 @@ fn pack(json: &[u8]) -> Box<[u8]> {
     lz4_flex::block::compress_prepend_size(json).into()
 }
 
-/// The object with null in place of who owns its fields: no controller reads that, it is half of
-/// many objects, and servers keep it when an update does not say.
+/// The object with null in place of `managedFields`. No controller reads them, they are half of many
+/// objects, and servers keep them when an update omits them.
 fn without(json: &[u8], owners: &Range<u32>) -> Vec<u8> {
     if owners.is_empty() {
         return json.to_vec();
@@ -220,12 +220,12 @@ pub(crate) type Extract = Arc<dyn Fn(&Entry) -> Vec<String> + Send + Sync>;
 struct Index {
     extract: Extract,
     keys: HashMap<String, BTreeSet<ObjectKey>>,
-    /// Objects without a value are left out.
+    /// Objects without a value are omitted.
     values: HashMap<ObjectKey, Box<[String]>>,
 }
 
 impl Index {
-    /// Puts an entry in place of the one of the same key. Most changes keep the values.
+    /// Replaces the entry of the same key. Most changes keep the values.
     fn put(&mut self, entry: &Entry) {
         let new = (self.extract)(entry).into_boxed_slice();
         let key = &entry.header.key;
@@ -346,7 +346,7 @@ impl Cache {
     }
 }
 
-/// A cache that grows up to its bound. `LruCache::new` takes all the memory at once.
+/// A cache that grows to its limit. `LruCache::new` allocates all memory at once.
 pub(crate) fn bounded<K: Hash + Eq, V>(most: NonZeroUsize) -> LruCache<K, V> {
     let mut cache = LruCache::unbounded();
     cache.resize(most);
@@ -370,7 +370,7 @@ impl Decoded {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// The typed object of an entry; `None` (logged) if it is not of that shape.
+    /// The typed object of an entry. `None`, with a log line, if it does not decode.
     pub(crate) fn get<T: crate::Kind>(&self, entry: &Entry) -> Option<Arc<T>> {
         let known = self.recent().get(&entry.id).cloned();
         if let Some(Ok(object)) = known.map(Arc::downcast::<T>) {
@@ -381,7 +381,7 @@ impl Decoded {
             Ok(object) => Arc::new(object),
             Err(error) => {
                 let key = &entry.header.key;
-                tracing::error!(kind = T::KIND, %key, %error, "an object could not be decoded");
+                tracing::error!(kind = T::KIND, %key, %error, "failed to decode an object");
                 return None;
             }
         };
@@ -389,7 +389,7 @@ impl Decoded {
         Some(object)
     }
 
-    /// Makes room: an entry that was replaced is not asked for again.
+    /// Removes a replaced entry: nobody reads it again.
     pub(crate) fn forget(&self, entry: &Entry) {
         self.recent().pop(&entry.id);
     }

@@ -1,4 +1,4 @@
-//! The client: `kube`'s over any tower service, and what its errors mean to callers.
+//! The client: `kube`'s over any tower service, and the meaning of its errors.
 
 use std::future::Future;
 use std::time::Duration;
@@ -28,7 +28,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// Over `service`, whose requests have a path but no host. `agent` names the component
+    /// A client over `service`, whose requests have a path but no host. `agent` names the component
     /// (`kube-scheduler`): servers take field managers from it. Call it inside a runtime.
     pub fn new<S, B>(service: S, agent: &str) -> Self
     where
@@ -61,7 +61,7 @@ impl Client {
         Self { kube: kube::Client::new(service, "default") }
     }
 
-    /// To a server elsewhere, over TLS: the fields of a resolved kubeconfig.
+    /// A client of a remote server over TLS, by the fields of a resolved kubeconfig.
     pub fn connect(
         options: &transport::ClientOptions,
         agent: &str,
@@ -69,13 +69,13 @@ impl Client {
         Ok(Self::over(transport::HttpClient::new(options)?, agent))
     }
 
-    /// Over connections that somebody else keeps too.
+    /// A client over shared connections.
     pub fn over(http: transport::HttpClient, agent: &str) -> Self {
         let host = http.authority().unwrap_or_default().to_owned();
         Self::to(http, agent, &host)
     }
 
-    /// Around a client made elsewhere.
+    /// Wraps an existing client.
     pub fn from_kube(kube: kube::Client) -> Self {
         Self { kube }
     }
@@ -109,8 +109,8 @@ impl Client {
         decode(&self.get_raw(path, JSON).await?)
     }
 
-    /// A page of a collection of which only the metadata of its objects is wanted; `token` is the
-    /// page's before.
+    /// A page of a collection, metadata only. `token` is the continue token of the previous
+    /// page.
     pub async fn metadata_page<T: DeserializeOwned>(
         &self,
         path: &str,
@@ -124,7 +124,7 @@ impl Client {
         decode(&self.get_raw(&page, PARTIAL_LIST).await?)
     }
 
-    /// Deletes what a collection has. The answer repeats all of it: here without contents.
+    /// Deletes a collection. The answer lists all objects; this call asks for their metadata only.
     pub async fn delete_collection(&self, path: &str, options: impl Into<Bytes>) -> Result<()> {
         let mut request = request(Method::DELETE, path, PARTIAL_LIST, options.into())?;
         request.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(JSON));
@@ -179,7 +179,7 @@ async fn error_of(response: Response<Body>) -> Error {
     Error::Api(Box::new(status))
 }
 
-/// What callers act on.
+/// The errors that callers distinguish.
 pub trait ErrorExt {
     /// `NotFound`, `Conflict`, …; empty when the server did not answer with a Status.
     fn reason(&self) -> &str;
@@ -205,15 +205,15 @@ pub trait ErrorExt {
         self.code() == 403
     }
 
-    /// A create in a namespace that is going away: pointless to retry.
+    /// A create in a terminating namespace. Retries are pointless.
     fn is_namespace_terminating(&self) -> bool;
 
-    /// The list or watch must start anew.
+    /// The list or watch must start again.
     fn is_expired(&self) -> bool {
         self.code() == 410 || matches!(self.reason(), "Expired" | "Gone")
     }
 
-    /// The message for people, as the server said it.
+    /// The server's message.
     fn text(&self) -> String;
 }
 
@@ -248,7 +248,7 @@ impl ErrorExt for Error {
     }
 }
 
-/// Runs `attempt` (read, change, write) again while it ends in a conflict.
+/// Repeats `attempt` (read, change, write) while it ends in a conflict.
 /// Upstream: `retry.DefaultRetry`: five steps from 10 ms with jitter.
 pub async fn retry_on_conflict<T, F>(mut attempt: impl FnMut() -> F) -> Result<T>
 where

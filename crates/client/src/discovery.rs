@@ -1,4 +1,4 @@
-//! Which resources the server has, from its classic discovery documents.
+//! The server's resources, from its unaggregated discovery documents.
 
 use serde::Deserialize;
 
@@ -45,7 +45,7 @@ pub async fn preferred(client: &Client) -> Result<(Vec<Discovered>, bool)> {
                 }
                 Err(error) => {
                     complete = false;
-                    tracing::warn!(group = group.name, version, %error, "no discovery for a group");
+                    tracing::warn!(group = group.name, version, %error, "failed to read the discovery document of a group");
                 }
             }
         }

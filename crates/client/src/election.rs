@@ -1,12 +1,12 @@
-//! Leader election by Lease: of several candidates one leads.
+//! Leader election by Lease.
 //!
 //! Upstream: `client-go/tools/leaderelection`: 15 s lease, 10 s to renew, a try every 2 s; the
 //! observed renewal is timed by the local clock, so clocks may differ; `leaseTransitions` counts
 //! changes of holder.
 //!
-//! Invariant: the work of a leader has ended before anybody else may hold the lease. It is told to
-//! end, and not only dropped: tasks that it started would otherwise go on without it. Who lost a lease
-//! stands again only after that, and after a pause ([`Election::stand`]).
+//! Invariant: the work of a leader has ended before another candidate may hold the lease. A signal ends
+//! it, because its tasks would survive a dropped future. A candidate that lost the lease tries again
+//! only after that, and after a pause ([`Election::stand`]).
 
 use std::future::Future;
 use std::pin::pin;
@@ -24,13 +24,13 @@ use tokio::time::Instant;
 use crate::client::{Client, ErrorExt};
 use crate::{Api, PostParams};
 
-/// Added to the time between tries, as a share of it.
+/// The jitter of the time between tries, as a share of it.
 const JITTER: f64 = 1.2;
-/// Before a candidate whose work ended stands again. Upstream's process ends, and is started again by
-/// somebody.
+/// The pause before a candidate whose work ended tries again. Upstream's process ends, and a supervisor
+/// starts it again.
 const AGAIN_FIRST: Duration = Duration::from_secs(1);
 const AGAIN_CEILING: Duration = Duration::from_secs(60);
-/// A leader for so long was well.
+/// A leader that lasted this long resets the pause.
 const WELL: Duration = Duration::from_secs(300);
 
 #[derive(Clone, Copy, Debug)]
@@ -41,8 +41,8 @@ pub struct Timing {
 }
 
 impl Timing {
-    /// For one request about the lease: a server that does not answer is asked again while there is
-    /// time. Upstream: half of the renew deadline.
+    /// The timeout of one request about the lease. It leaves time for a retry before the renew deadline.
+    /// Upstream: half of that deadline.
     fn request(&self) -> Duration {
         self.renew_deadline / 2
     }
@@ -66,11 +66,11 @@ pub struct Election {
     /// False where no second candidate can exist (an embedded store): the lease is taken once and
     /// not renewed, which saves a durable write every two seconds.
     pub renews: bool,
-    /// What others in the process may see of it.
+    /// The state for the rest of the process.
     pub leadership: Leadership,
 }
 
-/// Whether a candidate leads, for health checks and figures. Clones are the same one.
+/// Reports whether a candidate leads, for health checks and metrics. Clones share the state.
 /// Upstream: `leaderelection.HealthzAdaptor`.
 #[derive(Clone, Debug, Default)]
 pub struct Leadership(Arc<Mutex<Option<Instant>>>);
@@ -80,8 +80,8 @@ impl Leadership {
         self.renewed().is_some()
     }
 
-    /// An error for a leader that has not renewed its lease, nor ended, `patience` after the lease
-    /// was over: it hangs, and should be killed.
+    /// An error if the leader has neither renewed its lease nor ended `patience` after the lease
+    /// expired: it hangs and should be killed.
     pub fn check(&self, lease: &str, timing: Timing, patience: Duration) -> Result<(), String> {
         match self.renewed() {
             Some(renewed) if renewed.elapsed() > timing.lease + patience => {
@@ -100,7 +100,7 @@ impl Leadership {
     }
 }
 
-/// Why [`Election::run`] ended.
+/// The reason why [`Election::run`] ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
     Stopped,
@@ -110,10 +110,10 @@ pub enum Ended {
     Finished,
 }
 
-/// Why a lease was neither taken nor seen to be another's.
+/// The reason of a failed try for the lease.
 enum Trouble {
     Api(crate::Error),
-    /// What became of the request is unknown.
+    /// The outcome of the request is unknown.
     Slow,
 }
 
@@ -126,14 +126,14 @@ impl Trouble {
     }
 }
 
-/// What was seen of the lease, and when.
+/// The observed lease, and the time of the observation.
 struct Observed {
     lease: Lease,
     at: Instant,
 }
 
 impl Observed {
-    /// The clock starts anew when the spec is another.
+    /// The time starts again when the spec changes.
     fn update(&mut self, lease: Lease) {
         if self.lease.spec != lease.spec {
             self.at = Instant::now();
@@ -141,7 +141,7 @@ impl Observed {
         self.lease = lease;
     }
 
-    /// For how long the holder is safe from others, if there is a holder.
+    /// The remaining time of the holder's lease, if there is a holder.
     fn left(&self) -> Option<Duration> {
         let spec = self.lease.spec.as_ref()?;
         spec.holder_identity.as_deref().filter(|holder| !holder.is_empty())?;
@@ -162,8 +162,8 @@ impl Election {
         }
     }
 
-    /// Waits for the lease, runs `work` while it is held, and gives the lease back at the end. The
-    /// work's signal is raised when it is to end, and what it ends with reaches the API server.
+    /// Waits for the lease, runs `work` while it is held, and releases the lease at the end. A signal
+    /// tells the work to end. Its last writes reach the API server.
     pub async fn run<F: Future<Output = ()>>(
         &self,
         stop: Stop,
@@ -199,8 +199,8 @@ impl Election {
         ended
     }
 
-    /// Leads whenever it can until `stop`: after a lost lease, or work that ended by itself, the
-    /// candidate stands again.
+    /// Leads whenever possible until `stop`. After a lost lease, or work that ended by itself, the
+    /// candidate tries again.
     pub async fn stand<F: Future<Output = ()>>(&self, stop: Stop, work: impl Fn(Stop) -> F) {
         let mut pause = Backoff::new(AGAIN_FIRST, AGAIN_CEILING).with_jitter(0.5);
         loop {
@@ -213,7 +213,7 @@ impl Election {
                 pause.reset();
             }
             let pause = pause.step();
-            tracing::warn!(lease = self.name, ?ended, ?pause, "stands for the lease again");
+            tracing::warn!(lease = self.name, ?ended, ?pause, "trying for the lease again");
             if stop.or(tokio::time::sleep(pause)).await.is_none() {
                 return;
             }
@@ -229,25 +229,25 @@ impl Election {
                         continue;
                     }
                 }
-                // Another was first. What it wrote is seen at once, since its time counts from here.
+                // Another candidate was first. Its lease is observed at once, because its time counts from now.
                 Err(Trouble::Api(error)) if error.is_conflict() || error.is_already_exists() => {
                     continue;
                 }
                 Err(trouble) => {
                     let error = trouble.text();
-                    tracing::warn!(lease = self.name, error, "cannot take the lease")
+                    tracing::warn!(lease = self.name, error, "failed to take the lease")
                 }
             }
-            // Contended, or in trouble: not all at once.
+            // Jitter keeps candidates apart.
             let jitter = 1.0 + JITTER * base::rng::unit();
             tokio::time::sleep(self.timing.retry.mul_f64(jitter)).await;
         }
     }
 
-    /// Watches a lease that is somebody else's; true as soon as it may be free: given back, deleted,
-    /// or not renewed for its length. False when there is no watch to be had.
-    /// Deviation: upstream looks every 2 to 4.4 s, and so learns of the last renewal and of the end
-    /// that much later; a watch learns at once and costs less.
+    /// Watches another candidate's lease. True as soon as it may be free: released, deleted, or not
+    /// renewed within its duration. False if the watch fails.
+    /// Deviation: upstream polls every 2 to 4.4 s, and learns of the last renewal and of the end that
+    /// much later. A watch learns at once and costs less.
     async fn follow(&self, observed: &mut Option<Observed>) -> bool {
         let Some(seen) = observed else {
             return false;
@@ -284,12 +284,12 @@ impl Election {
                     self.leadership.set(Some(renewed));
                 }
                 Ok(Ok(false)) => {
-                    // Somebody else holds it: there is nothing to wait for.
+                    // Another candidate holds it. There is nothing to wait for.
                     return;
                 }
                 Ok(Err(trouble)) => {
                     let error = trouble.text();
-                    tracing::warn!(lease = self.name, error, "cannot renew the lease");
+                    tracing::warn!(lease = self.name, error, "failed to renew the lease");
                 }
                 Err(_) => return,
             }
@@ -299,7 +299,7 @@ impl Election {
         }
     }
 
-    /// Writes the lease as it was last seen, and looks first if that is not how it is.
+    /// Writes over the lease as last observed. After a conflict, reads it first.
     /// Upstream: the fast path of `tryAcquireOrRenew`.
     async fn renew(&self, observed: &mut Option<Observed>) -> Result<bool, Trouble> {
         let seen = observed.as_ref().map(|observed| observed.lease.clone());
@@ -333,7 +333,7 @@ impl Election {
         }
     }
 
-    /// Takes or renews the lease; false if it is somebody else's.
+    /// Takes or renews the lease. False if another candidate holds it.
     async fn attempt(&self, observed: &mut Option<Observed>) -> Result<bool, Trouble> {
         let api: Api<Lease> = self.client.api(Some(&self.namespace));
         let now = MicroTime(base::clock::now());
@@ -399,15 +399,19 @@ impl Election {
         match tokio::time::timeout(self.timing.retry, write).await {
             Ok(Ok(_)) => {}
             Ok(Err(error)) => {
-                tracing::debug!(lease = self.name, error = error.text(), "lease not released")
+                tracing::debug!(
+                    lease = self.name,
+                    error = error.text(),
+                    "failed to release the lease"
+                )
             }
-            Err(_) => tracing::debug!(lease = self.name, "lease not released in time"),
+            Err(_) => tracing::debug!(lease = self.name, "failed to release the lease in time"),
         }
     }
 }
 
-/// The spec to continue from if `identity` may hold the lease, `None` if another's is valid.
-/// Pure. `unchanged` is for how long nobody renewed it, by our clock.
+/// The spec to continue from if `identity` may hold the lease; `None` if another candidate's is valid.
+/// Pure. `unchanged` is the time since the last observed renewal, by the local clock.
 fn take(spec: LeaseSpec, identity: &str, unchanged: Duration) -> Option<LeaseSpec> {
     let holder = spec.holder_identity.as_deref().unwrap_or_default();
     if holder == identity {
@@ -461,7 +465,7 @@ mod tests {
         check("", 0, Some(4));
     }
 
-    /// Upstream: `leaderelection.HealthzAdaptor`: only a leader that hangs is ill.
+    /// Upstream: `leaderelection.HealthzAdaptor`: only a hanging leader is unhealthy.
     #[tokio::test(start_paused = true)]
     async fn a_leader_that_neither_renews_nor_ends_is_ill() {
         let leadership = Leadership::default();

@@ -78,7 +78,7 @@ impl EventRecorder {
         Self { source: source(component, self.source.host.as_deref()), queue: self.queue.clone() }
     }
 
-    /// An event about an object in hand.
+    /// An event about an object.
     pub fn event<T: Kind>(
         &self,
         about: &T,
@@ -89,7 +89,7 @@ impl EventRecorder {
         self.event_about(reference(about), kind, reason, message);
     }
 
-    /// An event about what `about` refers to (its `field_path` may name a container).
+    /// An event about the object of a reference. Its `field_path` may name a container.
     pub fn event_about(
         &self,
         about: ObjectReference,
@@ -106,7 +106,7 @@ impl EventRecorder {
             at: base::clock::now_seconds(),
         };
         if self.queue.try_send(record).is_err() {
-            tracing::debug!(reason, "an event is dropped: too many are queued");
+            tracing::debug!(reason, "dropped an event: the queue is full");
         }
     }
 }
@@ -115,7 +115,7 @@ fn source(component: &str, host: Option<&str>) -> Arc<EventSource> {
     Arc::new(EventSource { component: Some(component.into()), host: host.map(Into::into) })
 }
 
-/// What events, bindings and endpoints put where they refer to an object.
+/// An object reference, as in events, bindings and endpoints.
 pub fn reference<T: Kind>(object: &T) -> ObjectReference {
     let meta = object.metadata();
     ObjectReference {
@@ -141,14 +141,14 @@ async fn write_all(client: Client, mut records: mpsc::Receiver<Record>) {
                     correlator.written(&write, &written);
                     break;
                 }
-                // The server understood and refuses: trying again changes nothing.
+                // The server refuses the event. Retries are pointless.
                 Err(error) if error.code() != 0 && error.code() != 429 && error.code() < 500 => {
                     let reason = write.event.reason.as_deref();
-                    tracing::debug!(reason, error = error.text(), "an event is rejected");
+                    tracing::debug!(reason, error = error.text(), "the server refused an event");
                     break;
                 }
                 Err(error) if attempt >= TRIES => {
-                    tracing::warn!(error = error.text(), "an event is dropped: cannot be written");
+                    tracing::warn!(error = error.text(), "dropped an event: failed to write it");
                     break;
                 }
                 Err(_) => tokio::time::sleep(BETWEEN_TRIES).await,
@@ -202,7 +202,7 @@ fn event_of(record: &Record) -> Event {
     }
 }
 
-/// What to write: a new event, or a higher count of one that is written.
+/// The write of an event: a new object, or a higher count of an existing one.
 #[derive(Clone, Debug)]
 struct Write {
     event: Event,
@@ -226,7 +226,7 @@ struct Bucket {
     last: Timestamp,
 }
 
-/// Decides what becomes of an event. Pure but for its memory.
+/// Decides between create, count and drop of an event. Pure except for its memory.
 struct Correlator {
     similar: LruCache<String, Similar>,
     seen: LruCache<String, Seen>,

@@ -1,4 +1,4 @@
-//! Credential plugins: programs that a kubeconfig names, which print who the client is.
+//! Credential plugins: programs named in a kubeconfig that print the client's credentials.
 //!
 //! ```text
 //!  request ► known and not expired? ► token, or certificate and key ► request
@@ -8,7 +8,7 @@
 //!
 //! In: the `exec` part of a kubeconfig's user, and its cluster. Out: a
 //! [`transport::CredentialSource`]. Versions v1 and v1beta1 of `client.authentication.k8s.io`.
-//! Invariants: one run at a time, whoever waits gets its outcome; secrets are never logged.
+//! Invariants: one run at a time, and all waiting requests get its outcome; secrets are never logged.
 //! Upstream: `k8s.io/client-go/plugin/pkg/client/auth/exec`.
 
 use std::io::IsTerminal;
@@ -30,7 +30,7 @@ pub enum ExecError {
     /// The kubeconfig is wrong.
     #[error("{0}")]
     Config(String),
-    /// The plugin gave nothing that helps.
+    /// The plugin gave no usable credentials.
     #[error("getting credentials: {0}")]
     Run(String),
 }
@@ -68,7 +68,7 @@ struct Variable {
     value: String,
 }
 
-/// What a plugin prints.
+/// The output of a plugin.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Printed {
@@ -92,9 +92,9 @@ struct Status {
 pub struct Plugin {
     config: Config,
     command: PathBuf,
-    /// Handed to the plugin, if it wants to know.
+    /// The cluster, for plugins with `provideClusterInfo`.
     cluster: Value,
-    /// The last outcome. Held while the plugin runs: others wait for it.
+    /// The last outcome. The lock is held while the plugin runs; other requests wait for it.
     known: Mutex<Option<Known>>,
 }
 
@@ -105,8 +105,8 @@ struct Known {
 }
 
 impl Plugin {
-    /// `exec`: as the kubeconfig has it; `cluster`: as plugins are told of it; `directory`: where the
-    /// kubeconfig lies, which commands with a slash start from.
+    /// `exec`: the part of the kubeconfig. `cluster`: the cluster as plugins see it. `directory`: the directory
+    /// of the kubeconfig; relative commands with a slash start there.
     pub fn new(exec: &Value, cluster: Value, directory: &Path) -> Result<Self, ExecError> {
         let wrong = |why: String| ExecError::Config(why);
         let mut config: Config = serde_json::from_value(exec.clone())
@@ -136,7 +136,7 @@ impl Plugin {
         Ok(Self { config, command, cluster, known: Mutex::default() })
     }
 
-    /// As the plugin reads it from its environment.
+    /// The value of KUBERNETES_EXEC_INFO.
     fn asked(&self, interactive: bool) -> Value {
         let mut spec = json!({ "interactive": interactive });
         if self.config.provide_cluster_info {
@@ -229,7 +229,7 @@ impl CredentialSource for Plugin {
 
     async fn refused(&self, generation: u64) {
         let mut known = self.known.lock().await;
-        // Somebody else's refusal may have renewed them already.
+        // Another refused request may have renewed them already.
         if let Some(one) = known.as_mut().filter(|one| one.shown.generation == generation) {
             one.until = Some(Timestamp::MIN);
         }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-/// `N` limits, ascending; what is above the last one counts in the sum only.
+/// `N` ascending limits. A value above the last one counts in the sum only.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Histogram<const N: usize> {
     limits: &'static [f64; N],
@@ -32,7 +32,7 @@ impl<const N: usize> Histogram<N> {
         }
     }
 
-    /// `labels` as they are between the braces; there may be none.
+    /// `labels` is the text between the braces. It may be empty.
     pub fn write(&self, out: &mut String, family: &str, labels: &str) {
         let (first, own) = match labels {
             "" => (String::new(), String::new()),

@@ -24,7 +24,7 @@ use crate::reflector::{Change, Reflector, Source};
 use crate::resource::{Gvr, Kind};
 use crate::view::{Projection, View};
 
-/// Which part of a collection. The default is all of it.
+/// A part of a collection. The default is the whole.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Scope {
     pub namespace: Option<String>,
@@ -32,7 +32,7 @@ pub struct Scope {
     pub labels: String,
 }
 
-/// What happened to an object, undecoded.
+/// A change of an object, undecoded.
 #[derive(Clone, Debug)]
 pub enum RawEvent {
     Applied { old: Option<Arc<Entry>>, new: Arc<Entry> },
@@ -49,13 +49,13 @@ impl RawEvent {
     }
 }
 
-/// What happened to an object.
+/// A change of an object.
 pub enum Event<T> {
     Applied { old: Option<Old<T>>, new: Arc<T> },
     Deleted(Arc<T>),
 }
 
-/// The state of an object before a change. Most handlers do not look at it: it is decoded on demand.
+/// The state of an object before a change. It is decoded on demand, because most handlers do not read it.
 pub struct Old<T> {
     entry: Arc<Entry>,
     core: Arc<Core>,
@@ -100,7 +100,7 @@ impl<T: Kind> Event<T> {
 
 type Handler = Box<dyn Fn(&RawEvent) + Send + Sync>;
 
-/// The part that knows no Rust type. Cheap to clone.
+/// The untyped part. Cheap to clone.
 #[derive(Clone)]
 pub struct RawInformer(Arc<Core>);
 
@@ -136,7 +136,7 @@ impl RawInformer {
         Self(core)
     }
 
-    /// Calls `handler` for what exists, then for every change.
+    /// Calls `handler` for existing objects, then for every change.
     pub fn subscribe(&self, handler: impl Fn(&RawEvent) + Send + Sync + 'static) {
         let mut handlers = self.0.handlers.lock().expect("handlers do not panic");
         let existing: Vec<_> = self.read().all().cloned().collect();
@@ -216,7 +216,7 @@ impl Core {
             }
             cache.put(new.clone())
         };
-        // Another object under the same name: the first one's deletion was missed.
+        // Another object of the same name: the deletion of the first one was missed.
         let old = match old {
             Some(old) if old.header.uid != new.header.uid => {
                 deliver(handlers, &RawEvent::Deleted(old));
@@ -230,7 +230,7 @@ impl Core {
         }
     }
 
-    /// The last state is the event's, or the cache's when the event was missed.
+    /// The last state is that of the event, or of the cache if the event was missed.
     fn remove(&self, handlers: &[Handler], key: &ObjectKey, last: Option<Arc<Entry>>) {
         let old = self.cache.write().expect("no panic while held").remove(key);
         if let Some(old) = old {
@@ -312,7 +312,7 @@ impl<T: Kind> Informer<T> {
         self.raw.0.cache.write().expect("no panic while held").add_index(name, extract);
     }
 
-    /// The projection `P` of every object; see [`View`]. All who ask for it share one.
+    /// The projection `P` of every object; see [`View`]. All callers share one.
     pub fn view<P: Projection<T>>(&self) -> View<P> {
         let mut views = self.raw.0.views.lock().expect("no panic while held");
         let known = views.get(&TypeId::of::<P>()).and_then(|view| view.downcast_ref::<View<P>>());
@@ -458,12 +458,17 @@ impl Informers {
         })
     }
 
+    /// All objects of a resource that has the form of `T` under another name.
+    pub fn of_resource<T: Kind>(&self, gvr: &Gvr) -> Informer<T> {
+        Informer { raw: self.start(gvr.clone(), Scope::default(), false), kind: PhantomData }
+    }
+
     pub fn in_scope<T: Kind>(&self, scope: Scope) -> Informer<T> {
         Informer { raw: self.start(Gvr::of::<T>(), scope, false), kind: PhantomData }
     }
 
-    /// Metadata of any resource, for those who select by it alone. Shares the watch of a typed
-    /// informer that runs already.
+    /// The metadata of any resource. Shares the watch of a typed informer that runs
+    /// already.
     pub fn metadata(&self, gvr: &Gvr) -> RawInformer {
         let full = (gvr.clone(), Scope::default(), false);
         if let Some(informer) = self.running().get(&full) {
@@ -589,13 +594,13 @@ mod tests {
         rig.fake.delete("a");
         rig.expect(&["-a"]).await;
 
-        // A cut watch is resumed where it was, without a list.
+        // A cut watch resumes at its revision, without a list.
         rig.fake.cut(false);
         rig.fake.put("d", "1");
         rig.expect(&["+d1"]).await;
         assert_eq!(rig.fake.requests("limit=500"), 2);
 
-        // A lost place: the list shows what was missed, deletions included.
+        // A compacted revision: the list shows missed changes, deletions included.
         rig.fake.cut(true);
         rig.fake.delete("b");
         rig.fake.put("c", "2");

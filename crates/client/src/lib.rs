@@ -1,11 +1,11 @@
-//! How components talk to the API: a typed client over any transport, informers shared per
+//! The components' access to the API: a typed client over any transport, informers shared within a
 //! process, work queues, leader election, events.
 //!
 //! In: a tower service that answers HTTP requests: the API server's own stack entered with the
-//! component's identity, or HTTPS with its certificate. The code above cannot tell.
+//! component's identity, or HTTPS with its certificate. The code above does not notice the difference.
 //! Out: typed requests ([`Client::api`]), caches ([`Informers`]), wake-ups ([`WorkQueue`]).
 //!
-//! Invariants: a process has one watch for each kind, scope and identity, for rights are the identity's. Where the
+//! Invariants: a process has one watch for each kind, scope and identity, because rights belong to the identity. Where the
 //! API server is in the same process, such a watch is a place in the server's watch cache, whose bytes and headers
 //! all of them share ([`transport::local`]); else an informer's cache holds packed bytes of its own. Typed objects
 //! are decoded on demand; a queue never runs one key twice at once.

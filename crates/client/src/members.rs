@@ -1,4 +1,4 @@
-//! Which objects a selector selects: the pods of a Service or of a PodDisruptionBudget.
+//! The objects that match a selector: the pods of a Service or of a PodDisruptionBudget.
 //!
 //! In: selectors by the key of their owner, headers of objects. Out: the keys of the objects that an owner
 //! selects. A change of an object costs what [`Selectors::matching`] costs. Only a new selector looks through
@@ -16,7 +16,7 @@ use crate::informer::{Event, Informer, Lister, RawEvent};
 use crate::resource::Kind;
 use crate::selected::Selectors;
 
-/// Cheap to clone; clones are the same members.
+/// Cheap to clone; clones share the members.
 pub struct Members<O> {
     selectors: Selectors,
     objects: Lister<O>,
@@ -57,7 +57,7 @@ impl<O: Kind> Members<O> {
         members
     }
 
-    /// Who selects what.
+    /// The members by owner.
     pub fn selectors(&self) -> &Selectors {
         &self.selectors
     }
@@ -73,7 +73,7 @@ impl<O: Kind> Members<O> {
         if self.selectors.get(&owner).as_ref() == Some(&selector) {
             return;
         }
-        // An owner that selects nothing looks through nothing.
+        // An empty selector needs no scan.
         let found = match selector == Selector::nothing() {
             true => BTreeSet::new(),
             false => {

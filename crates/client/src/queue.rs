@@ -1,4 +1,4 @@
-//! The work queue: which keys want attention.
+//! The work queue of keys to reconcile.
 //!
 //! ```text
 //!   add ─► waiting ── next() ─► running ── done ─► (gone)
@@ -6,8 +6,8 @@
 //!   later ────┴────────────────────┘
 //! ```
 //!
-//! Invariants: a key waits at most once; a key that runs is not handed out again until it is done,
-//! and an add meanwhile makes it wait again then. Upstream: `client-go/util/workqueue`.
+//! Invariants: a key waits at most once. A running key is not handed out again until it is done; an
+//! add meanwhile makes it wait again then. Upstream: `client-go/util/workqueue`.
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::hash::Hash;
@@ -23,7 +23,7 @@ use crate::queue_metrics::{self, Counted, Timing};
 const FIRST_RETRY: Duration = Duration::from_millis(5);
 const LAST_RETRY: Duration = Duration::from_secs(1000);
 
-/// Cheap to clone; clones are the same queue.
+/// Cheap to clone; clones share the queue.
 pub struct WorkQueue<K>(Arc<Shared<K>>);
 
 impl<K> Clone for WorkQueue<K> {
@@ -43,9 +43,9 @@ struct Shared<K> {
 struct State<K> {
     order: VecDeque<K>,
     waiting: HashSet<K>,
-    /// Since when each is worked on.
+    /// The start of work on each running key.
     running: HashMap<K, Instant>,
-    /// Since when what waits does.
+    /// The time at which each waiting key was added.
     added: HashMap<K, Instant>,
     /// By time, then insertion, so that equal keys and equal times both work.
     delayed: BTreeSet<(Instant, u64)>,
@@ -64,7 +64,7 @@ pub struct Counts {
     pub retries: u64,
     pub depth: usize,
     pub unfinished: usize,
-    /// Of what is worked on now: all of it, and the one that takes longest.
+    /// The time spent on running keys: the sum, and the longest.
     pub unfinished_time: Duration,
     pub longest: Duration,
     pub waited: Timing,
@@ -133,7 +133,7 @@ impl<K: Clone + Eq + Hash + Send + 'static> WorkQueue<K> {
         self.state().failures.get(key).copied().unwrap_or(0)
     }
 
-    /// The next key to work on; `None` when the queue is closed. The caller owes a
+    /// The next key to work on; `None` when the queue is closed. The caller must call
     /// [`done`](Self::done).
     pub async fn next(&self) -> Option<K> {
         loop {
@@ -162,7 +162,7 @@ impl<K: Clone + Eq + Hash + Send + 'static> WorkQueue<K> {
         }
     }
 
-    /// The key is worked on; if it was added meanwhile, it waits again.
+    /// Ends the work on a key. If it was added meanwhile, it waits again.
     pub fn done(&self, key: &K) {
         let mut state = self.state();
         if let Some(since) = state.running.remove(key) {
@@ -175,7 +175,7 @@ impl<K: Clone + Eq + Hash + Send + 'static> WorkQueue<K> {
         }
     }
 
-    /// Hands out nothing more.
+    /// Closes the queue.
     pub fn close(&self) {
         self.state().closed = true;
         self.0.wake.notify_one();
@@ -209,7 +209,7 @@ impl<K: Clone + Eq + Hash + Send> Counted for Shared<K> {
 }
 
 impl<K: Clone + Eq + Hash> State<K> {
-    /// Whether a worker has something new to take.
+    /// Reports whether there is a new key for a worker.
     fn enqueue(&mut self, key: K) -> bool {
         if self.closed || !self.waiting.insert(key.clone()) {
             return false;
@@ -250,7 +250,7 @@ impl<K: Clone + Eq + Hash> State<K> {
         self.soonest.insert(key, place);
     }
 
-    /// Moves what is due.
+    /// Moves due keys to the waiting ones.
     fn ripen(&mut self, now: Instant) {
         while let Some(place) = self.delayed.first().copied().filter(|(at, _)| *at <= now) {
             self.delayed.remove(&place);

@@ -1,4 +1,4 @@
-//! What the work queues of this process count, in Prometheus' text format.
+//! The metrics of this process' work queues, in Prometheus' text format.
 //! Upstream: `component-base/metrics/prometheus/workqueue`.
 
 use std::fmt::Write;
@@ -7,7 +7,7 @@ use std::sync::{Mutex, Weak};
 use crate::histogram::Histogram;
 use crate::queue::Counts;
 
-/// How long things took, in seconds, by powers of ten.
+/// Durations in seconds, by powers of ten.
 pub type Timing = Histogram<12>;
 
 /// Upstream: `ExponentialBuckets(10e-9, 10, 12)`.
@@ -20,13 +20,13 @@ impl Default for Timing {
     }
 }
 
-/// A queue, whatever its keys are.
+/// A queue with keys of any type.
 pub(crate) trait Counted: Send + Sync {
     fn name(&self) -> &'static str;
     fn counts(&self) -> Counts;
 }
 
-/// The queues that there are. Held for pushes and scrapes only.
+/// All queues. The lock is held for pushes and scrapes only.
 static QUEUES: Mutex<Vec<Weak<dyn Counted>>> = Mutex::new(vec![]);
 
 pub(crate) fn add(queue: Weak<dyn Counted>) {
@@ -66,7 +66,7 @@ const FAMILIES: &[Family] = &[
     ),
 ];
 
-/// Writes the families of all queues; those of one name are summed up.
+/// Writes the families of all queues. Queues of the same name are summed.
 pub fn encode(out: &mut String) {
     let queues: Vec<_> = QUEUES.lock().expect("no panic while held").clone();
     let mut all: Vec<(&str, Counts)> = vec![];

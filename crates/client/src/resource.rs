@@ -1,4 +1,4 @@
-//! Which collection of the API a Rust type or a discovered resource stands for.
+//! The collection of the API for a Rust type or a discovered resource.
 
 use std::fmt;
 
@@ -51,7 +51,7 @@ impl fmt::Display for Gvr {
     }
 }
 
-/// A built-in kind: every `k8s-openapi` struct that is an object of the API.
+/// A built-in kind: each `k8s-openapi` struct that is an API object.
 pub trait Kind:
     k8s_openapi::Resource
     + k8s_openapi::Metadata<Ty = ObjectMeta>
@@ -68,7 +68,7 @@ pub trait Kind:
     fn api(client: kube::Client, namespace: Option<&str>) -> Api<Self>;
 }
 
-/// Chooses the constructor by scope, so that callers need not.
+/// Chooses the constructor by scope.
 pub trait ScopeOf<T> {
     fn api(client: kube::Client, namespace: Option<&str>) -> Api<T>;
 }

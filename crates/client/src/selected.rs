@@ -1,4 +1,4 @@
-//! Who selects an object with given labels: Services, PodDisruptionBudgets, workloads.
+//! The owners of selectors that match given labels: Services, PodDisruptionBudgets, workloads.
 //!
 //! In: selectors by the key of their owner. Out: the owners whose selector matches some labels.
 //!
@@ -9,7 +9,7 @@
 //! ```text
 //!   Service web: app=web,tier=front      by_pair[(ns, app, web)]  = {web}
 //!   Service all: env notin (dev)         rest[ns]                 = {all}
-//!   labels {app: web, env: prod}    ──►  candidates web, all; each is then asked
+//!   labels {app: web, env: prod}    ──►  candidates web, all; each selector is then evaluated
 //! ```
 
 use std::collections::{BTreeSet, HashMap};
@@ -24,7 +24,7 @@ use crate::resource::Kind;
 
 type Pair = (Arc<str>, String, String);
 
-/// Cheap to clone; clones are the same set.
+/// Cheap to clone; clones share the set.
 #[derive(Clone, Default)]
 pub struct Selectors(
     /// Guards the set; written by the reflector's task, for one change at a time.

@@ -1,10 +1,10 @@
-//! Views: what a controller knows about many objects, without decoding them.
+//! Views: a controller's knowledge of many objects, without decoding them.
 //!
 //! In: changes of an informer. Out: one small typed value for each object, made once for each change.
 //! Invariant: a view agrees with the informer's cache when the handlers that subscribed after it run.
 //!
-//! A lister decodes the object under reconcile. Whoever asks about all objects of a kind or namespace
-//! would decode all of them each time; a view answers from values that are there already.
+//! A lister decodes the object under reconcile. A query over all objects of a kind or namespace would
+//! decode all of them each time. A view answers it from values that exist already.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, RwLock, RwLockReadGuard};
@@ -16,13 +16,13 @@ use crate::resource::Kind;
 pub trait Projection<T>: Send + Sync + 'static {
     fn of(object: &T) -> Self;
 
-    /// Whether the view has a value for this object at all.
+    /// Reports whether the view has a value for this object.
     fn concerns(_: &T) -> bool {
         true
     }
 }
 
-/// All of an object: for kinds whose objects are few or small, where a reader needs most of their fields.
+/// The whole object. For kinds with few or small objects, of which a reader needs most fields.
 pub struct Whole<T>(pub Arc<T>);
 
 impl<T: Kind> Projection<T> for Whole<T> {
@@ -39,7 +39,7 @@ impl<T> View<Whole<T>> {
     }
 }
 
-/// Cheap to clone; clones are the same view. See [`Informer::view`](crate::Informer::view).
+/// Cheap to clone; clones share the view. See [`Informer::view`](crate::Informer::view).
 pub struct View<P>(
     /// Guards the values; written by the reflector's task, for one change at a time.
     Arc<RwLock<BTreeMap<ObjectKey, Arc<P>>>>,

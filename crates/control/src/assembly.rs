@@ -7,17 +7,19 @@
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
+use std::time::Duration;
 
 use apiserver::Registry;
 use apiserver::authz::Authorizer;
 use apiserver::health::{Health, Hook};
 use apiserver::runtime_config::RuntimeConfig;
 use apiserver::serve::Page;
-use auth::service_account::{TokenKeys, TokenRequests};
+use auth::service_account::{Lifetimes, TokenKeys, TokenRequests};
 use auth::{Authorizers, Rbac, tokens};
 use base::task::Tasks;
 use k8s_openapi::api::{authentication::v1 as authentication, authorization::v1 as authorization};
 use machinery::patch::Schema;
+use release::features::{self, Feature};
 use resources::Row;
 
 use crate::{Kubelets, connections, metrics};
@@ -43,12 +45,16 @@ pub struct Options {
     pub runtime_config: RuntimeConfig,
     /// Upstream's `--allow-privileged`.
     pub allow_privileged: bool,
+    /// Upstream's `--event-ttl`.
+    pub event_ttl: Duration,
+    /// Limits of the tokens of service accounts.
+    pub lifetimes: Lifetimes,
 }
 
 /// A registry over the store, with all rows but those of reviews. The admission plugins come when the
 /// authorizers are there.
 pub fn registry(store: Arc<dyn store::Store>, options: Options, tasks: &Tasks) -> Registry {
-    let Options { kubelets, keys, node_ports, runtime_config, allow_privileged } = options;
+    let Options { kubelets, keys, node_ports, runtime_config, allow_privileged, .. } = options;
     let kubelets = Arc::new(kubelets);
     let facts: Option<Arc<dyn Schema>> = Some(Arc::new(api::facts::Facts));
     let is_on = move |row: &Row| runtime_config.serves(row.resource(), false) && row.is_open();
@@ -56,10 +62,12 @@ pub fn registry(store: Arc<dyn store::Store>, options: Options, tasks: &Tasks) -
         schema: facts.clone(),
         node_ports,
         connections: connections(&kubelets),
-        tokens: Arc::new(TokenRequests::new(keys)),
+        tokens: Arc::new(TokenRequests::new(keys, options.lifetimes)),
         is_on: Box::new(is_on),
         allow_privileged,
+        event_ttl: options.event_ttl,
     });
+    table.insert(Arc::new(resources::pod_addresses().build(facts.clone())));
     for row in metrics::rows(&kubelets) {
         table.insert(Arc::new(row.build(facts.clone())));
     }
@@ -140,9 +148,9 @@ pub fn hide_versions(config: &RuntimeConfig, registry: &Registry) -> Result<(), 
     Ok(())
 }
 
-/// What others need to check service account tokens by themselves.
-pub fn pages(keys: &TokenKeys, url: &str) -> Vec<Page> {
-    let jwks_uri = format!("{url}/openid/v1/jwks");
+/// What others need to check service account tokens by themselves. `jwks_uri` is where clients find the
+/// keys.
+pub fn pages(keys: &TokenKeys, jwks_uri: &str) -> Vec<Page> {
     let page = |path: &str, content_type, body: serde_json::Value, about, tag| Page {
         path: path.into(),
         content_type,
@@ -154,7 +162,7 @@ pub fn pages(keys: &TokenKeys, url: &str) -> Vec<Page> {
         page(
             "/.well-known/openid-configuration",
             "application/json",
-            keys.openid_configuration(&jwks_uri),
+            keys.openid_configuration(jwks_uri),
             "get service account issuer OpenID configuration, also known as the 'OIDC discovery doc'",
             "WellKnown",
         ),
@@ -182,6 +190,8 @@ const HOOKS: &[&str] = &[
     "crd-informer-synced",
     "start-system-namespaces-controller",
     "start-cluster-authentication-info-controller",
+    IDENTITY[0],
+    IDENTITY[1],
     "storage-readiness",
     "start-legacy-token-tracking-controller",
     "start-service-ip-repair-controllers",
@@ -206,12 +216,18 @@ const HOOKS: &[&str] = &[
 /// Checks that upstream does not call hooks; the first is of `/readyz` alone.
 const INFORMERS: &str = "informer-sync";
 const AUTOREGISTRATION: &str = "autoregister-completion";
+/// With the gate APIServerIdentity.
+const IDENTITY: [&str; 2] = [
+    "start-kube-apiserver-identity-lease-controller",
+    "start-kube-apiserver-identity-lease-garbage-collector",
+];
 
 /// The checks that are open until the server is ready.
 pub fn hooks(is_fair: bool, health: &Health) -> Vec<Hook> {
     let is_done = |name: &&&str| match **name {
         "priority-and-fairness-config-consumer" | "priority-and-fairness-filter" => is_fair,
         "max-in-flight-filter" => !is_fair,
+        name if IDENTITY.contains(&name) => features::enabled(Feature::APIServerIdentity),
         _ => true,
     };
     let hook = |name: &&str| match *name {

@@ -1,8 +1,7 @@
 //! The objects that every cluster has from its first second: namespaces, the `kubernetes` Service,
 //! priority classes, the Service range, what joining nodes need to know.
 //!
-//! Run at each start: creates what is missing, mends what must match the server's flags (addresses
-//! of the API server), and leaves the rest to whoever changed it. An object that cannot be written (an
+//! Run at each start: creates what is missing, mends what must match the server's flags, and leaves the rest to whoever changed it. An object that cannot be written (an
 //! address that another Service has) is named in the log, and keeps no server from starting.
 
 use std::collections::BTreeMap;
@@ -12,19 +11,15 @@ use apiserver::Registry;
 use apiserver::registry::Intent;
 use apiserver::request::Key;
 use ipnet::IpNet;
-use k8s_openapi::api::core::v1::{
-    ConfigMap, EndpointAddress, EndpointPort, EndpointSubset, Endpoints, Namespace, Secret,
-    Service, ServicePort, ServiceSpec,
-};
-use k8s_openapi::api::discovery::v1::{
-    Endpoint, EndpointConditions, EndpointPort as SlicePort, EndpointSlice,
-};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret, Service, ServicePort, ServiceSpec};
 use k8s_openapi::api::networking::v1::{ServiceCIDR, ServiceCIDRSpec};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use k8s_openapi::api::storage::v1::StorageClass;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use machinery::status::Reason;
 use machinery::{Object, ObjectMeta, StatusError};
+
+use crate::endpoints::{Own, Reconciler};
 
 /// The ConfigMap in kube-system that joined nodes read the cluster's settings from.
 pub const CLUSTER_CONFIG: &str = "decapod-cluster";
@@ -36,8 +31,9 @@ pub struct Cluster {
     /// Settings that a joining node takes over, as text: see [`cluster_config`].
     pub node_settings: BTreeMap<String, String>,
     /// Where this API server is reached.
-    pub addresses: Vec<IpAddr>,
-    pub port: u16,
+    pub own: Own,
+    /// The host's name.
+    pub host: String,
     pub cluster_dns: Vec<IpAddr>,
     /// PEM of the authority that clients trust, and of the one for front proxies.
     pub ca_pem: String,
@@ -51,19 +47,14 @@ pub struct Cluster {
 }
 
 /// Creates and mends the objects. An error says that the store does not answer.
-pub async fn ensure(registry: &Registry, cluster: &Cluster) -> Result<(), StatusError> {
-    go_on(keep(registry, cluster).await)?;
+pub(crate) async fn ensure(
+    registry: &Registry,
+    cluster: &Cluster,
+    endpoints: &Reconciler,
+) -> Result<(), StatusError> {
+    go_on(keep(registry, cluster, endpoints).await)?;
     for (name, value, description) in PRIORITY_CLASSES {
         go_on(create(registry, priority_class(name, value, description)).await)?;
-    }
-    let endpoints = kubernetes_endpoints(cluster);
-    go_on(put(registry, endpoints, |new, old| old.subsets = new.subsets.clone()).await)?;
-    for slice in kubernetes_slices(cluster) {
-        let mended = put(registry, slice, |new, old| {
-            old.endpoints = new.endpoints.clone();
-            old.ports = new.ports.clone();
-        });
-        go_on(mended.await)?;
     }
     if cluster.has_local_path {
         go_on(create(registry, local_path_class()).await)?;
@@ -104,13 +95,17 @@ fn go_on(outcome: Result<(), StatusError>) -> Result<(), StatusError> {
 }
 
 const NAMESPACES: [&str; 4] = ["default", "kube-system", "kube-public", "kube-node-lease"];
-const KUBERNETES: &str = "kubernetes";
-const KUBERNETES_IPV6: &str = "kubernetes-ipv6";
+pub(crate) const KUBERNETES: &str = "kubernetes";
+pub(crate) const KUBERNETES_IPV6: &str = "kubernetes-ipv6";
 const AUTHENTICATION: &str = "extension-apiserver-authentication";
 
 /// Creates what a cluster cannot do without, where it is missing: all that can be created. The error is
 /// the first one.
-pub(crate) async fn keep(registry: &Registry, cluster: &Cluster) -> Result<(), StatusError> {
+pub(crate) async fn keep(
+    registry: &Registry,
+    cluster: &Cluster,
+    endpoints: &Reconciler,
+) -> Result<(), StatusError> {
     let mut outcome = Ok(());
     for name in NAMESPACES {
         let namespace = Namespace { metadata: named("", name), ..Namespace::default() };
@@ -118,10 +113,7 @@ pub(crate) async fn keep(registry: &Registry, cluster: &Cluster) -> Result<(), S
     }
     outcome = outcome.and(create(registry, service_cidr(cluster)).await);
     outcome = outcome.and(create(registry, kubernetes_service(cluster)).await);
-    outcome = outcome.and(create(registry, kubernetes_endpoints(cluster)).await);
-    for slice in kubernetes_slices(cluster) {
-        outcome = outcome.and(create(registry, slice).await);
-    }
+    outcome = outcome.and(endpoints.round().await);
     outcome.and(create(registry, authentication_config(cluster)).await)
 }
 
@@ -162,17 +154,17 @@ fn local_path_class() -> StorageClass {
     }
 }
 
-fn named(namespace: &str, name: &str) -> ObjectMeta {
+pub(crate) fn named(namespace: &str, name: &str) -> ObjectMeta {
     let namespace = Some(namespace.to_owned()).filter(|namespace| !namespace.is_empty());
     ObjectMeta { name: Some(name.into()), namespace, ..ObjectMeta::default() }
 }
 
-fn map<const N: usize>(pairs: [(&str, &str); N]) -> Option<BTreeMap<String, String>> {
+pub(crate) fn map<const N: usize>(pairs: [(&str, &str); N]) -> Option<BTreeMap<String, String>> {
     Some(pairs.map(|(key, value)| (key.to_owned(), value.to_owned())).into())
 }
 
 /// Creates what is not there.
-async fn create<T>(registry: &Registry, object: T) -> Result<(), StatusError>
+pub(crate) async fn create<T>(registry: &Registry, object: T) -> Result<(), StatusError>
 where
     T: Object + k8s_openapi::Metadata<Ty = ObjectMeta> + Clone,
 {
@@ -189,7 +181,11 @@ where
 }
 
 /// Creates what is not there, else carries over what must match.
-async fn put<T>(registry: &Registry, object: T, mend: fn(&T, &mut T)) -> Result<(), StatusError>
+pub(crate) async fn put<T>(
+    registry: &Registry,
+    object: T,
+    mend: fn(&T, &mut T),
+) -> Result<(), StatusError>
 where
     T: Object + k8s_openapi::Metadata<Ty = ObjectMeta> + Clone,
 {
@@ -229,7 +225,7 @@ fn kubernetes_service(cluster: &Cluster) -> Service {
         name: Some("https".into()),
         port: 443,
         protocol: Some("TCP".into()),
-        target_port: Some(IntOrString::Int(cluster.port.into())),
+        target_port: Some(IntOrString::Int(cluster.own.port.into())),
         ..ServicePort::default()
     };
     Service {
@@ -245,59 +241,6 @@ fn kubernetes_service(cluster: &Cluster) -> Service {
         }),
         status: None,
     }
-}
-
-fn kubernetes_endpoints(cluster: &Cluster) -> Endpoints {
-    let address =
-        |ip: &IpAddr| EndpointAddress { ip: ip.to_string(), ..EndpointAddress::default() };
-    let port = EndpointPort {
-        name: Some("https".into()),
-        port: cluster.port.into(),
-        protocol: Some("TCP".into()),
-        ..EndpointPort::default()
-    };
-    let subset = EndpointSubset {
-        addresses: Some(cluster.addresses.iter().map(address).collect()),
-        ports: Some(vec![port]),
-        ..EndpointSubset::default()
-    };
-    let labels = map([("endpointslice.kubernetes.io/skip-mirror", "true")]);
-    Endpoints {
-        metadata: ObjectMeta { labels, ..named("default", KUBERNETES) },
-        // A server that only its own machine reaches has none.
-        subsets: (!cluster.addresses.is_empty()).then(|| vec![subset]),
-    }
-}
-
-/// One slice per family of the server's addresses.
-fn kubernetes_slices(cluster: &Cluster) -> Vec<EndpointSlice> {
-    let slice = |name: &str, family: &str, v4: bool| {
-        let addresses: Vec<&IpAddr> =
-            cluster.addresses.iter().filter(|ip| ip.is_ipv4() == v4).collect();
-        (!addresses.is_empty()).then(|| EndpointSlice {
-            metadata: ObjectMeta {
-                labels: map([("kubernetes.io/service-name", "kubernetes")]),
-                ..named("default", name)
-            },
-            address_type: family.into(),
-            endpoints: Some(addresses.into_iter().map(endpoint).collect()),
-            ports: Some(vec![SlicePort {
-                name: Some("https".into()),
-                port: Some(cluster.port.into()),
-                protocol: Some("TCP".into()),
-                ..SlicePort::default()
-            }]),
-        })
-    };
-    [slice(KUBERNETES, "IPv4", true), slice(KUBERNETES_IPV6, "IPv6", false)]
-        .into_iter()
-        .flatten()
-        .collect()
-}
-
-fn endpoint(ip: &IpAddr) -> Endpoint {
-    let ready = EndpointConditions { ready: Some(true), ..EndpointConditions::default() };
-    Endpoint { addresses: vec![ip.to_string()], conditions: Some(ready), ..Endpoint::default() }
 }
 
 /// Every node answers the cluster DNS address itself, so no proxy has a say in it: upstream's label

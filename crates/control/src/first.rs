@@ -4,6 +4,7 @@
 //! Invariant: a store that takes no writes keeps no server from starting, for reads must be answered: a
 //! start waits a moment, and the work goes on in the background.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use apiserver::Registry;
@@ -14,6 +15,8 @@ use machinery::status::Reason;
 use tokio::sync::oneshot;
 
 use crate::bootstrap::{self, Cluster};
+use crate::endpoints::Reconciler;
+use crate::identity::Identity;
 use crate::{addresses, fairness, upkeep};
 
 /// Before a store that did not answer is written to again.
@@ -28,23 +31,45 @@ pub async fn start(
     served: Option<&Fairness>,
     cluster: Cluster,
     tasks: &Tasks,
-) {
-    let (objects, known) = (registry.clone(), cluster.clone());
+) -> Presence {
+    let presence = Presence {
+        endpoints: Reconciler::new(registry, cluster.own.clone()),
+        identity: Identity::new(registry, &cluster.host, cluster.own.is_shared),
+    };
+    let (objects, known, endpoints) =
+        (registry.clone(), cluster.clone(), presence.endpoints.clone());
     in_time(tasks, async move {
         tokio::join!(
-            written("the first objects", || bootstrap::ensure(&objects, &known)),
+            written("the first objects", || bootstrap::ensure(&objects, &known, &endpoints)),
             written("the first objects of fairness", || fairness::ensure(&objects)),
         );
     })
     .await;
     fairness::start(registry, served, tasks);
     addresses::start(registry, tasks);
-    upkeep::start(registry, cluster, tasks);
+    upkeep::start(registry, cluster, presence.endpoints.clone(), tasks);
+    presence.endpoints.start(tasks);
+    presence.identity.start(tasks);
     let roles = registry.clone();
     in_time(tasks, async move {
         written("the bootstrap roles", || auth::rbac::bootstrap::reconcile(&roles)).await;
     })
     .await;
+    presence
+}
+
+/// This server among the others.
+#[derive(Clone)]
+pub struct Presence {
+    endpoints: Arc<Reconciler>,
+    identity: Arc<Identity>,
+}
+
+impl Presence {
+    /// Tells clients and the other servers that this one stops: it leaves the endpoints at once.
+    pub async fn leave(&self) {
+        tokio::join!(self.endpoints.leave(), self.identity.leave());
+    }
 }
 
 /// Waits for the work of a start, but not longer than [`PATIENCE`]: then the work goes on in the

@@ -48,6 +48,12 @@ impl Kubelets {
         Self { http, proxied, plain, preferred }
     }
 
+    /// With upstream's `--kubelet-preferred-address-types`.
+    #[must_use]
+    pub fn preferring(self, preferred: Vec<String>) -> Self {
+        Self { preferred, ..self }
+    }
+
     /// Where a node's kubelet listens, by what the Node says.
     pub(crate) async fn address(
         &self,

@@ -8,8 +8,11 @@
 mod addresses;
 pub mod assembly;
 pub mod bootstrap;
+pub mod endpoints;
 mod fairness;
 pub mod first;
+mod identity;
+pub mod joining;
 mod kubelets;
 mod log_options;
 mod log_stream;

@@ -49,6 +49,7 @@ pub(crate) fn registry(tasks: &Tasks) -> Registry {
         tokens: Arc::new(NoTokens),
         is_on: Box::new(|_| false),
         allow_privileged: true,
+        event_ttl: std::time::Duration::from_secs(3600),
     });
     Registry::new(store::Sim::open(), table, Chain::default(), tasks.clone())
 }

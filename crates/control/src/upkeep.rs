@@ -7,6 +7,7 @@
 //! Upstream: loops, by which a minute, ten seconds or nothing goes by
 //! (`systemnamespaces`, `kubernetesservice`, `defaultservicecidr`, `clusterauthenticationtrust`).
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use apiserver::cacher::{CacheEvent, Cursor};
@@ -18,6 +19,7 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
 
 use crate::bootstrap::{self, Cluster};
+use crate::endpoints::Reconciler;
 
 /// Before the next try: a Service's address is free only a moment after the Service is gone.
 const RETRY: Duration = Duration::from_secs(1);
@@ -25,17 +27,17 @@ const RETRY: Duration = Duration::from_secs(1);
 const RETRY_CEILING: Duration = Duration::from_secs(60);
 
 /// Follows until the tasks end.
-pub fn start(registry: &Registry, cluster: Cluster, tasks: &Tasks) {
-    tasks.spawn("upkeep of the first objects", run(registry.clone(), cluster));
+pub fn start(registry: &Registry, cluster: Cluster, endpoints: Arc<Reconciler>, tasks: &Tasks) {
+    tasks.spawn("upkeep of the first objects", run(registry.clone(), cluster, endpoints));
 }
 
-async fn run(registry: Registry, cluster: Cluster) {
+async fn run(registry: Registry, cluster: Cluster, endpoints: Arc<Reconciler>) {
     loop {
         let mut removals = Removals::follow(&registry).await;
         loop {
             // Also what went before anybody looked.
             let mut retry = Backoff::new(RETRY, RETRY_CEILING);
-            while let Err(error) = bootstrap::keep(&registry, &cluster).await {
+            while let Err(error) = bootstrap::keep(&registry, &cluster, &endpoints).await {
                 tracing::warn!(%error, "a first object cannot be made anew");
                 tokio::time::sleep(retry.step()).await;
             }
@@ -91,6 +93,7 @@ mod tests {
     use machinery::ObjectMeta;
 
     use super::*;
+    use crate::endpoints::Own;
     use crate::testing;
 
     /// Deletes it, and waits for another.
@@ -136,13 +139,13 @@ mod tests {
         let address: IpAddr = "192.0.2.1".parse().expect("an address");
         let cluster = Cluster {
             service_cidrs: vec!["10.96.0.0/24".parse().expect("a range")],
-            addresses: vec![address],
-            port: 6443,
+            own: Own { address: Some(address), port: 6443, ..Own::default() },
             ..Cluster::default()
         };
-        bootstrap::keep(&registry, &cluster).await.expect("an empty cluster is filled");
+        let endpoints = Reconciler::new(&registry, cluster.own.clone());
+        bootstrap::keep(&registry, &cluster, &endpoints).await.expect("an empty cluster is filled");
         let tasks = Tasks::new("test");
-        start(&registry, cluster, &tasks);
+        start(&registry, cluster, endpoints, &tasks);
         check::<Namespace>(&registry, "", "kube-node-lease").await;
         check::<Service>(&registry, "default", "kubernetes").await;
         check::<Endpoints>(&registry, "default", "kubernetes").await;

@@ -9,6 +9,7 @@
 //! write is unknown, as with etcd's own client. Watches reconnect automatically and resume, at another
 //! member if theirs is silent; those of the registry share one stream.
 
+pub mod cluster;
 pub mod compactor;
 mod convert;
 mod hub;

@@ -40,6 +40,7 @@ const READS: &[&str] = &[
     "/etcdserverpb.Lease/LeaseLeases",
     "/etcdserverpb.Lease/LeaseTimeToLive",
     "/etcdserverpb.Maintenance/Status",
+    "/etcdserverpb.Cluster/MemberList",
 ];
 
 /// One connection to each member. Cheap to clone.
@@ -444,7 +445,7 @@ pub(crate) fn unavailable(status: &Status) -> Error {
     Error::Unavailable(format!("etcd: {what}{}", text(status)).into())
 }
 
-fn text(status: &Status) -> String {
+pub(crate) fn text(status: &Status) -> String {
     match std::error::Error::source(status) {
         Some(cause) => deepest(cause),
         None => status.message().to_owned(),

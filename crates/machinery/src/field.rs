@@ -219,13 +219,77 @@ fn with_detail(head: &str, detail: &str) -> String {
     if detail.is_empty() { head.into() } else { format!("{head}: {detail}") }
 }
 
+/// A value as Go shows it: a string by `%q`, anything else by its JSON encoder, which escapes HTML.
 fn shown(value: &impl serde::Serialize) -> String {
-    serde_json::to_string(value).unwrap_or_else(|error| error.to_string())
+    let json = match serde_json::to_string(value) {
+        Ok(json) => json,
+        Err(error) => return error.to_string(),
+    };
+    if json.starts_with('"')
+        && let Ok(text) = serde_json::from_str::<String>(&json)
+    {
+        return quoted(&text);
+    }
+    let mut out = String::with_capacity(json.len());
+    for char in json.chars() {
+        match char {
+            '<' | '>' | '&' | '\u{2028}' | '\u{2029}' => {
+                out.push_str(&format!("\\u{:04x}", u32::from(char)));
+            }
+            _ => out.push(char),
+        }
+    }
+    out
+}
+
+/// A string as Go's `%q` shows it.
+fn quoted(text: &str) -> String {
+    let mut out = String::with_capacity(text.len() + 2);
+    out.push('"');
+    for char in text.chars() {
+        match char {
+            '"' | '\\' => out.extend(['\\', char]),
+            '\'' => out.push(char),
+            '\n' => out.push_str("\\n"),
+            '\r' => out.push_str("\\r"),
+            '\t' => out.push_str("\\t"),
+            '\u{7}' => out.push_str("\\a"),
+            '\u{8}' => out.push_str("\\b"),
+            '\u{b}' => out.push_str("\\v"),
+            '\u{c}' => out.push_str("\\f"),
+            '\0'..=' ' | '\u{7f}' if char != ' ' => {
+                out.push_str(&format!("\\x{:02x}", u32::from(char)));
+            }
+            // Rust calls marks unprintable that stand alone; Go does not.
+            _ if char.is_control() || char.escape_debug().len() > 1 && !char.is_alphanumeric() => {
+                match u32::from(char) {
+                    code @ ..=0xffff => out.push_str(&format!("\\u{code:04x}")),
+                    code => out.push_str(&format!("\\U{code:08x}")),
+                }
+            }
+            _ => out.push(char),
+        }
+    }
+    out.push('"');
+    out
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn values_are_shown_as_go_shows_them() {
+        let check = |value: serde_json::Value, expected: &str| {
+            let mut errors = FieldErrors::default();
+            errors.invalid(&Path::new("a"), value, "");
+            assert_eq!(errors.summary(), format!("a: Invalid value: {expected}"));
+        };
+        check("a\"\\\n\u{1}\u{7f}'é😀<&".into(), r#""a\"\\\n\x01\x7f'é😀<&""#);
+        check("\u{202e}\u{feff}\u{a0}".into(), r#""\u202e\ufeff\u00a0""#);
+        check(serde_json::json!({ "a": ["<&>"] }), r#"{"a":["\u003c\u0026\u003e"]}"#);
+        check(serde_json::json!(5), "5");
+    }
 
     #[test]
     fn reads_as_upstream_writes_it() {

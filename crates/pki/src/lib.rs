@@ -15,10 +15,12 @@
 mod authority;
 mod csr;
 mod der;
+pub mod etcd;
 mod file;
 mod identity;
 pub mod kubeconfig;
 mod parsed;
+pub mod sealed;
 mod sec1;
 mod store;
 mod token;

@@ -124,7 +124,7 @@ impl Pki {
 
 /// What to do about missing files.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Lacking {
+pub(crate) enum Lacking {
     Made,
     Refused,
 }
@@ -138,7 +138,7 @@ impl Lacking {
     }
 }
 
-fn authority(
+pub(crate) fn authority(
     directory: &Path,
     name: &str,
     common_name: &str,
@@ -176,7 +176,7 @@ fn authority(
 /// Leaves are not synced; authorities, the service account key and tokens are. If a power failure
 /// damages a leaf or one half of it, the checks below fail at the next start, and it is issued
 /// again. A first start writes a dozen leaves and would wait for the disk for each.
-fn ensure(
+pub(crate) fn ensure(
     directory: &Path,
     name: &str,
     profile: &Profile,

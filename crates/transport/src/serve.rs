@@ -14,6 +14,8 @@
 //! An answer to HEAD has no body, whatever the service returns: on HTTP/2 no other layer removes
 //! it. The unread rest of a request is read after the answer: `unread.rs`.
 //!
+//! An answer on HTTP/2 with `Connection: close` is followed by a GOAWAY; requests that run go on.
+//!
 //! At the stop every client is notified: HTTP/2 by GOAWAY; HTTP/1.1 by `Connection: close` in the
 //! next answer, for which an idle connection has `farewell`; TLS by close_notify at the end.
 //!
@@ -42,7 +44,7 @@ use hyper_util::server::conn::auto;
 use rustls::pki_types::CertificateDer;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Notify, Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tower::{Service, ServiceExt};
@@ -337,6 +339,8 @@ async fn connection<S, B>(
 }
 
 const HANDSHAKE: &str = "TLS handshake error";
+const STALLED: &str = "a request's headers did not come in time";
+const ABUSED: &str = "HTTP/2 rapid reset";
 
 fn is_gone(error: &io::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
@@ -352,11 +356,11 @@ where
     B::Error: Into<BoxError>,
 {
     let (remote, is_tls) = (info.remote, info.is_tls);
-    let activity = Activity::default();
+    let (activity, farewell) = (Activity::default(), Arc::new(Notify::new()));
     let lingering = Arc::new(Lingering::default());
     let service = service_fn({
         let (activity, lingering) = (activity.clone(), lingering.clone());
-        let stop = door.stop.clone();
+        let (farewell, stop) = (farewell.clone(), door.stop.clone());
         move |mut request: Request<hyper::body::Incoming>| {
             request.extensions_mut().insert(info.clone());
             let is_h2 = request.version() == Version::HTTP_2;
@@ -366,12 +370,11 @@ where
             let running = activity.begin(leftover.clone());
             let request = request.map(|body| Incoming::new(body, leftover));
             let (answer, stop) = (service.clone().oneshot(request), stop.clone());
+            let last = is_h2.then(|| farewell.clone());
             async move {
-                let mut response = answer.await?;
-                say_farewell(&mut response, !is_h2 && stop.is_raised());
-                let response = if is_head { headed(response) } else { response.map(Some) };
-                // The body owns `running`: the request runs until its answer is sent or dropped.
-                Ok::<_, S::Error>(response.map(|body| Answer::new(body, running)))
+                let response = answer.await?;
+                let is_last = !is_h2 && stop.is_raised();
+                Ok::<_, S::Error>(finished(response, is_head, is_last, last, running))
             }
         }
     });
@@ -381,17 +384,18 @@ where
     let connection = builder.serve_connection_with_upgrades(io, service);
     let mut connection = std::pin::pin!(connection);
     let mut rests = std::pin::pin!(lingering.read_on());
-    let ended = tokio::select! {
-        outcome = driven(connection.as_mut(), outlet.as_ref()) => Some(outcome),
-        () = rests.as_mut() => None,
-        () = door.leave(&activity, is_h2) => None,
-        () = activity.idle(door) => None,
-        // On HTTP/2 bytes without requests are normal, for example pings.
-        () = activity.stalled(door.limits.header_read), if !is_h2 => {
-            return door.refused(remote, "a request's headers did not come in time", &"connection cut");
-        }
-        () = activity.is_abused() => {
-            return door.refused(remote, "HTTP/2 rapid reset", &"connection cut");
+    let ended = loop {
+        tokio::select! {
+            () = farewell.notified() => connection.as_mut().graceful_shutdown(),
+            outcome = driven(connection.as_mut(), outlet.as_ref()) => break Some(outcome),
+            () = rests.as_mut() => break None,
+            () = door.leave(&activity, is_h2) => break None,
+            () = activity.idle(door) => break None,
+            // On HTTP/2 bytes without requests are normal, for example pings.
+            () = activity.stalled(door.limits.header_read), if !is_h2 => {
+                return door.refused(remote, STALLED, &"connection cut");
+            }
+            () = activity.is_abused() => return door.refused(remote, ABUSED, &"connection cut"),
         }
     };
     let outcome = match ended {
@@ -433,6 +437,25 @@ async fn within<T>(
         Either::Left((ended, _)) => ended.ok(),
         Either::Right(_) => None,
     }
+}
+
+/// The answer as it is sent. On HTTP/2, `Connection: close` means a GOAWAY, which `farewell` causes.
+fn finished<B: http_body::Body>(
+    mut response: Response<B>,
+    is_head: bool,
+    is_last: bool,
+    farewell: Option<Arc<Notify>>,
+    running: Running,
+) -> Response<Answer<B>> {
+    say_farewell(&mut response, is_last);
+    if let Some(farewell) = farewell
+        && response.headers_mut().remove(CONNECTION).is_some()
+    {
+        farewell.notify_one();
+    }
+    let response = if is_head { headed(response) } else { response.map(Some) };
+    // The body owns `running`: the request runs until its answer is sent or dropped.
+    response.map(|body| Answer::new(body, running))
 }
 
 /// Turns an answer to HEAD into one without a body but with the body's length.

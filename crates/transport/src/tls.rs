@@ -4,6 +4,7 @@
 //! checks the signer later ([`ChainVerifier`]): an unknown certificate must get a 401, not a broken
 //! handshake, and there are several authorities (clients, front proxies). Upstream: `tls.RequestClientCert`.
 
+mod listeners;
 mod pinned;
 
 use std::sync::Arc;
@@ -20,6 +21,7 @@ use rustls::{
     SignatureScheme,
 };
 
+pub use listeners::Listeners;
 pub use pinned::ChainVerifier;
 
 /// A server's settings, replaceable at any time; new connections use the new ones.
@@ -78,12 +80,21 @@ pub enum ClientCerts {
     Verify(String),
 }
 
-/// A server's settings: `h2` and `http/1.1` by ALPN, TLS 1.2 and 1.3.
+/// A server's settings: `h2` and `http/1.1` by ALPN, TLS 1.2 and 1.3 unless [`Listeners`] were installed.
 pub fn server_config(identity: &Identity, clients: &ClientCerts) -> Result<ServerConfig, TlsError> {
-    let provider = provider();
+    server_config_by_name(identity, &[], clients)
+}
+
+/// The same, with other certificates for clients that ask for these names.
+pub fn server_config_by_name(
+    identity: &Identity,
+    named: &[(Vec<String>, Identity)],
+    clients: &ClientCerts,
+) -> Result<ServerConfig, TlsError> {
+    let (provider, versions) = listeners::of_process();
     let algorithms = provider.signature_verification_algorithms;
-    let builder = ServerConfig::builder_with_provider(provider.clone())
-        .with_safe_default_protocol_versions()?;
+    let builder =
+        ServerConfig::builder_with_provider(provider.clone()).with_protocol_versions(versions)?;
     let builder = match clients {
         ClientCerts::Ignore => builder.with_no_client_auth(),
         ClientCerts::Request => builder.with_client_cert_verifier(Arc::new(AskOnly { algorithms })),
@@ -95,7 +106,10 @@ pub fn server_config(identity: &Identity, clients: &ClientCerts) -> Result<Serve
             builder.with_client_cert_verifier(verifier)
         }
     };
-    let mut config = builder.with_single_cert(identity.chain.clone(), identity.key.clone_key())?;
+    let mut config = match named {
+        [] => builder.with_single_cert(identity.chain.clone(), identity.key.clone_key())?,
+        named => builder.with_cert_resolver(Arc::new(listeners::Named::new(identity, named)?)),
+    };
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(config)
 }

@@ -439,6 +439,7 @@ mod tests {
     const OURS: &[&str] = &[
         "decapod:kube-dns",
         "decapod:kube-proxy",
+        "decapod:network-policy",
         "decapod:apiserver-kubelet-client",
         "decapod:kubelet-bootstrap",
         "decapod:node-autoapprove-bootstrap",

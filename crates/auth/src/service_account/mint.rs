@@ -27,21 +27,38 @@ const MAXIMUM_SECONDS: i64 = 1 << 32;
 const WARN_ONLY_SECONDS: i64 = 3607;
 const EXTENDED_SECONDS: i64 = 365 * 24 * 3600;
 
+/// Limits of tokens' lifetimes.
+#[derive(Clone, Copy, Debug)]
+pub struct Lifetimes {
+    /// Upstream's `--service-account-max-token-expiration`: longer requests are shortened.
+    pub longest_seconds: Option<i64>,
+    /// Upstream's `--service-account-extend-token-expiration`.
+    pub extends: bool,
+}
+
+impl Default for Lifetimes {
+    fn default() -> Self {
+        Self { longest_seconds: None, extends: true }
+    }
+}
+
 /// The handler of the subresource `token`.
 pub struct TokenRequests {
     keys: TokenKeys,
+    lifetimes: Lifetimes,
 }
 
 static CODEC: Typed<TokenRequest> = Typed::new();
 
 impl TokenRequests {
-    pub fn new(keys: TokenKeys) -> Self {
-        Self { keys }
+    pub fn new(keys: TokenKeys, lifetimes: Lifetimes) -> Self {
+        Self { keys, lifetimes }
     }
 
     async fn mint(
         &self,
         registry: &Registry,
+        ctx: &RequestContext,
         key: &Key,
         mut request: TokenRequest,
     ) -> Result<TokenRequest, StatusError> {
@@ -53,6 +70,7 @@ impl TokenRequests {
         let spec = request.spec.get_or_insert_default();
         let seconds = spec.expiration_seconds.unwrap_or(DEFAULT_SECONDS);
         check_seconds(seconds)?;
+        let seconds = self.shortened(ctx, seconds);
         spec.expiration_seconds = Some(seconds);
         if spec.audiences.as_ref().is_none_or(Vec::is_empty) {
             spec.audiences = Some(self.keys.audiences().to_vec());
@@ -68,7 +86,8 @@ impl TokenRequests {
         }
         let now = base::clock::now_seconds();
         let mut lifetime = seconds;
-        if seconds == WARN_ONLY_SECONDS
+        if self.lifetimes.extends
+            && seconds == WARN_ONLY_SECONDS
             && private.pod.is_some()
             && audiences.iter().all(|one| self.keys.audiences().contains(one))
         {
@@ -86,6 +105,18 @@ impl TokenRequests {
             expiration_timestamp: Some(Time(until)),
         });
         Ok(request)
+    }
+
+    fn shortened(&self, ctx: &RequestContext, seconds: i64) -> i64 {
+        match self.lifetimes.longest_seconds {
+            Some(longest) if seconds > longest => {
+                ctx.warn(format!(
+                    "requested expiration of {seconds} seconds shortened to {longest} seconds"
+                ));
+                longest
+            }
+            _ => seconds,
+        }
     }
 
     fn sign(
@@ -120,14 +151,14 @@ impl CreateHandler for TokenRequests {
     async fn create(
         &self,
         registry: &Registry,
-        _ctx: &RequestContext,
+        ctx: &RequestContext,
         key: &Key,
         body: Box<dyn Object>,
     ) -> Result<Created, StatusError> {
         let request = body.downcast::<TokenRequest>().cloned();
         let request =
             request.ok_or_else(|| StatusError::bad_request("the body must be a TokenRequest"))?;
-        let answer = self.mint(registry, key, request).await?;
+        let answer = self.mint(registry, ctx, key, request).await?;
         Ok(Created::Object(Box::new(answer)))
     }
 }

@@ -442,7 +442,7 @@ async fn a_token_is_valid_while_its_pod_exists() {
     let spec = json!({"nodeName": "n1", "serviceAccountName": "bot", "containers": []});
     world.create::<Pod>("web", "p", json!({"spec": spec})).await;
 
-    let mint = auth::service_account::TokenRequests::new(keys.clone());
+    let mint = auth::service_account::TokenRequests::new(keys.clone(), Default::default());
     let ask = async |body: serde_json::Value| {
         let request: TokenRequest = serde_json::from_value(body).expect("a TokenRequest");
         let ctx = world.registry.own_context::<ServiceAccount>();

@@ -137,7 +137,7 @@ async fn objects_of_a_server_in_this_process_are_shared() {
     }
     assert_eq!(server.0.lock().unwrap().lists, 2, "no list but the first of each");
 
-    // A place that is gone: the list shows what there is now.
+    // The watch's revision is compacted: the list shows the present objects.
     server.0.lock().unwrap().objects.insert("new".into(), Kept::new("new", 12));
     server.tell(|| vec![local::Change::Expired("too old".into())]);
     tokio::time::sleep(Duration::from_secs(5)).await;

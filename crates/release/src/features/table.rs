@@ -27,7 +27,7 @@ macro_rules! gates {
 
 gates! {
     APIResponseCompression: Beta On Decides;
-    APIServerIdentity: Beta On Absent;
+    APIServerIdentity: Beta On Decides;
     APIServerTracing: Stable LockedOn Absent;
     APIServingWithRoutine: Alpha Off Absent;
     AggregatedDiscoveryRemoveBetaType: Deprecated LockedOn BuiltIn;
@@ -233,7 +233,7 @@ gates! {
     StatefulSetSemanticRevisionComparison: Beta On Absent;
     StorageCapacityScoring: Alpha Off Absent;
     StorageNamespaceIndex: Deprecated On Absent;
-    StorageVersionAPI: Alpha Off Absent;
+    StorageVersionAPI: Alpha Off Decides;
     StorageVersionHash: Beta On Decides;
     StorageVersionMigrator: Beta Off Decides;
     StreamingCollectionEncodingToJSON: Stable LockedOn BuiltIn;

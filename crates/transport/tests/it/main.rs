@@ -404,6 +404,12 @@ async fn answer(
     let path = request.uri().path().to_owned();
     Ok(match path.as_str() {
         "/whoami" => Response::new(transport::full(user(&info))),
+        "/leave" => {
+            let mut response = Response::new(transport::full("bye"));
+            let close = http::HeaderValue::from_static("close");
+            response.headers_mut().insert(http::header::CONNECTION, close);
+            response
+        }
         "/slow" => {
             world.entered.notify_one();
             world.gate.notified().await;

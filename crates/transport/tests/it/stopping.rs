@@ -77,3 +77,33 @@ async fn an_idle_connection_ends_regularly() {
     assert!(sender.is_closed(), "nothing is sent any more");
     world.shutdown().await;
 }
+
+/// `Connection: close` is a GOAWAY on HTTP/2: nothing new is sent, and requests that run go on.
+#[tokio::test]
+async fn an_answer_may_ask_the_client_to_leave() {
+    let world = World::start(ClientCerts::Request).await;
+    let io = TokioIo::new(encrypted(&world, "h2").await);
+    let begun = hyper::client::conn::http2::handshake(TokioExecutor::new(), io).await;
+    let (sender, connection) = begun.expect("HTTP/2");
+    let ask = |path: &str| {
+        let mut sender = sender.clone();
+        let uri = format!("https://localhost{path}");
+        let request = http::Request::get(uri).body(transport::empty()).expect("a request");
+        async move { sender.send_request(request).await.expect("an answer") }
+    };
+    let (slow, leave, gate) = (ask("/slow"), ask("/leave"), world.gate.clone());
+    let talk = async {
+        let left = async {
+            world.entered.notified().await;
+            let answer = soon("the last answer", leave).await;
+            assert!(!answer.headers().contains_key("connection"), "HTTP/2 has no such header");
+            gate.notify_one();
+        };
+        let (slow, ()) = tokio::join!(soon("the slow answer", slow), left);
+        assert_eq!(slow.status(), http::StatusCode::OK);
+    };
+    // As above, the kernel may reset the connection at its end.
+    let (_, ()) = tokio::join!(soon("the end", connection), talk);
+    assert!(sender.is_closed(), "nothing is sent any more");
+    world.shutdown().await;
+}
