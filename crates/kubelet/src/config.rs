@@ -6,15 +6,22 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::Taint;
+use k8s_openapi::api::core::v1::{Pod, Taint};
 
-use crate::sysctls::Sysctls;
+use crate::pod::sysctls::Sysctls;
 
 /// The node's `kubeletVersion`; clients and skew checks read it.
 pub const KUBELET_VERSION: &str = release::KUBERNETES.tag;
 
 /// TLS of the server. The caller builds it, because it owns certificates and their rotation.
 pub type ServerTls = transport::tls::ServerTls;
+
+/// Decides when a new pod may use the network: the rules of its network policies come first.
+#[async_trait::async_trait]
+pub trait NetworkGate: Send + Sync {
+    /// Resolves when the pod's first packet would meet its policies. An error fails this attempt to start it.
+    async fn admit(&self, pod: &Pod, addresses: &[IpAddr]) -> Result<(), String>;
+}
 
 /// Authentication and authorization of the kubelet's server.
 #[derive(Clone, Default)]
@@ -96,6 +103,8 @@ pub struct Config {
     pub shutdown_grace_critical: Duration,
     /// The D-Bus socket through which logind announces shutdowns.
     pub system_bus: PathBuf,
+    /// `None`: nothing on this node enforces network policies together with this kubelet.
+    pub network_gate: Option<Arc<dyn NetworkGate>>,
     /// Whether this process may mount (tmpfs volumes, subpaths). False in tests without privileges.
     pub may_mount: bool,
 }
@@ -145,6 +154,7 @@ impl Config {
             shutdown_grace: Duration::ZERO,
             shutdown_grace_critical: Duration::ZERO,
             system_bus: "/run/dbus/system_bus_socket".into(),
+            network_gate: None,
             may_mount: nix::unistd::geteuid().is_root(),
         }
     }

@@ -11,15 +11,15 @@ use cri::{CpuUsage, MemoryUsage, NetworkUsage, UInt64Value};
 use http::Response;
 use transport::Body;
 
+use super::context::Context;
 use super::kernel_counts;
 use super::readings::Readings;
 use super::stats::prometheus;
-use crate::cgroups::Cgroups;
-use crate::context::Context;
 use crate::names;
-use crate::observed::State;
-use crate::pods::PodSet;
-use crate::worker::View;
+use crate::node::cgroups::Cgroups;
+use crate::pod::observed::State;
+use crate::pod::set::PodSet;
+use crate::pod::worker::View;
 
 /// Name, type, help.
 const FAMILIES: [(&str, &str, &str); 23] = [
@@ -265,8 +265,8 @@ pub async fn metrics(context: &Context, pods: &PodSet) -> Response<Body> {
     for view in pods.views() {
         samples.pod(&view, &readings, &context.cgroups);
     }
-    samples.add("machine_cpu_cores", "", Some(context.machine.cpus as f64), 0);
-    samples.add("machine_memory_bytes", "", Some(context.machine.memory as f64), 0);
+    samples.add("machine_cpu_cores", "", Some(context.node.machine.cpus as f64), 0);
+    samples.add("machine_memory_bytes", "", Some(context.node.machine.memory as f64), 0);
     let mut out = String::new();
     for (name, kind, help) in FAMILIES {
         if let Some(lines) = samples.0.get(name) {

@@ -12,6 +12,7 @@
 
 mod auth;
 mod cadvisor;
+pub mod context;
 mod kernel_counts;
 mod logs;
 mod readings;
@@ -40,12 +41,12 @@ use tokio_stream::wrappers::ReceiverStream;
 use transport::channels::Streams;
 use transport::{Body, ConnectionInfo, Incoming, Limits, Listener, remote};
 
-use crate::context::Context;
 use crate::names;
-use crate::observed::{ObservedContainer, State, all_containers};
-use crate::pods::PodSet;
-use crate::worker::View;
+use crate::pod::observed::{ObservedContainer, State, all_containers};
+use crate::pod::set::PodSet;
+use crate::pod::worker::View;
 use auth::{Auth, Refusal};
+use context::Context;
 
 #[derive(Clone)]
 pub struct Server(Arc<Inner>);
@@ -63,14 +64,14 @@ type Answer = Result<Response<Body>, Refusal>;
 
 impl Server {
     pub fn new(context: Arc<Context>, pods: Arc<PodSet>, tasks: Tasks) -> Self {
-        let config = &context.config;
+        let config = &context.node.config;
         let auth = Auth::new(context.client.clone(), config.server_auth.clone(), &config.node_name);
         Self(Arc::new(Inner { context, pods, auth, rates: Default::default(), tasks }))
     }
 
     /// Serves the whole API over TLS.
     pub fn listen(&self, listener: Listener) {
-        let Some(tls) = self.0.context.config.server_tls.clone() else { return };
+        let Some(tls) = self.0.context.node.config.server_tls.clone() else { return };
         let own = self.clone();
         let service = tower::service_fn(move |request: Request<Incoming>| {
             let own = own.clone();
@@ -112,7 +113,7 @@ impl Server {
     async fn route(&self, request: Request<Incoming>, path: &str) -> Answer {
         let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
         let query = Query::parse(request.uri().query().unwrap_or_default());
-        let debug = self.0.context.config.debugging_handlers;
+        let debug = self.0.context.node.config.debugging_handlers;
         match parts.as_slice() {
             ["healthz" | "livez" | "readyz", ..] => Ok(text(StatusCode::OK, "ok")),
             ["pods"] => Ok(self.pods()),
@@ -126,7 +127,7 @@ impl Server {
                 Ok(stats::resource_metrics(&self.0.context, &self.0.pods).await)
             }
             ["metrics", "cadvisor"] => Ok(cadvisor::metrics(&self.0.context, &self.0.pods).await),
-            ["metrics", "probes"] => Ok(stats::probes(&self.0.context.probes)),
+            ["metrics", "probes"] => Ok(stats::probes(&self.0.context.metrics.probes)),
             ["containerLogs", namespace, pod, container] if debug => {
                 self.logs(namespace, pod, container, &query).await
             }
@@ -189,7 +190,7 @@ impl Server {
     }
 
     fn configz(&self) -> Response<Body> {
-        let config = &self.0.context.config;
+        let config = &self.0.context.node.config;
         let dns: Vec<String> = config.cluster_dns.iter().map(ToString::to_string).collect();
         json_answer(&json!({"kubeletconfig": {
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
@@ -403,7 +404,7 @@ impl Server {
             .map_err(|_| (StatusCode::NOT_FOUND, format!("pod {pod:?} does not exist\n")))?;
         let run = log_source(&view, pod, container, &options)?;
         let directory =
-            view.pod.as_ref().map(|p| names::log_directory(&self.0.context.config.log_dir, p));
+            view.pod.as_ref().map(|p| names::log_directory(&self.0.context.node.config.log_dir, p));
         let path = directory.unwrap_or_default().join(&run.log_path);
         let (out, chunks) = mpsc::channel::<Bytes>(64);
         let runtime = self.0.context.runtime.clone();
@@ -594,10 +595,10 @@ impl Query {
 }
 
 /// Binds an address of a server.
-pub async fn bind(address: SocketAddr) -> Result<Listener, crate::Error> {
+pub async fn bind(address: SocketAddr) -> Result<Listener, crate::error::Error> {
     Listener::tcp(address)
         .await
-        .map_err(|source| crate::Error::Listen { address: address.to_string(), source })
+        .map_err(|source| crate::error::Error::Listen { address: address.to_string(), source })
 }
 
 #[cfg(test)]

@@ -11,16 +11,17 @@ use cri::ContainerStats;
 use http::{Response, StatusCode};
 use transport::Body;
 
+use super::context::Context;
 use super::readings::Readings;
 use super::summary;
 use super::text;
-use crate::context::Context;
-use crate::machine::{self, available_memory};
 use crate::names;
-use crate::observed::State;
-use crate::pods::PodSet;
-use crate::probe_counts::Counts;
-use crate::worker::View;
+use crate::node::machine::{self, available_memory};
+use crate::pod::observed::State;
+use crate::pod::probe_counts::Counts;
+use crate::pod::set::PodSet;
+use crate::pod::worker::View;
+use crate::volumes::claims::claim_of;
 
 pub fn prometheus(body: String) -> Response<Body> {
     let mut response = text(StatusCode::OK, "");
@@ -59,14 +60,14 @@ pub async fn metrics(pods: &PodSet, context: &Context) -> Response<Body> {
     }
     let name = "kubelet_node_name";
     let help = "[ALPHA] The node's name. The count is always 1.";
-    let node = &context.config.node_name;
+    let node = &context.node.config.node_name;
     let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} gauge\n{name}{{node={node:?}}} 1");
-    context.figures.encode(&mut out);
+    context.metrics.figures.encode(&mut out);
     encode_volumes(&mut out, context, &views).await;
     release::features::encode_metrics(&mut out);
-    context.users.encode(&mut out);
-    context.device_plugins.counts.encode(&mut out);
-    context.pod_resources.encode(&mut out);
+    context.metrics.users.encode(&mut out);
+    context.metrics.device_plugins.counts.encode(&mut out);
+    context.metrics.pod_resources.encode(&mut out);
     client::encode_queues(&mut out);
     client::encode_requests(&mut out);
     prometheus(out)
@@ -86,7 +87,7 @@ async fn encode_volumes(out: &mut String, context: &Context, views: &[View]) {
     for view in views {
         let Some(pod) = &view.pod else { continue };
         for volume in pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten()) {
-            let Some(claim) = summary::claim_of(names::name(pod), volume) else { continue };
+            let Some(claim) = claim_of(names::name(pod), volume) else { continue };
             let key = (names::namespace(pod).to_owned(), claim);
             if claims.contains_key(&key) {
                 continue;
@@ -230,7 +231,7 @@ pub async fn resource_metrics(context: &Context, pods: &PodSet) -> Response<Body
     for view in pods.views() {
         samples.pod(&view, &readings.containers);
     }
-    let used = (context.machine.memory.max(0) as u64).saturating_sub(available_memory());
+    let used = (context.node.machine.memory.max(0) as u64).saturating_sub(available_memory());
     let now = base::clock::now().as_millisecond();
     let seconds = machine::cpu_nanoseconds() as f64 / 1e9;
     let (swap, swap_free) = machine::swap();

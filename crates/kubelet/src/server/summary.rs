@@ -10,21 +10,21 @@ use std::path::{Path, PathBuf};
 use cri::{ContainerStats, CpuUsage, FilesystemUsage, MemoryUsage, NetworkUsage, PodSandboxStats};
 use http::Response;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Volume;
 use serde_json::{Map, Value, json};
 use transport::Body;
 
+use super::context::Context;
 use super::json_answer;
 use super::readings::{Rates, Readings, total};
-use crate::context::Context;
-use crate::csi::{Amount, Usage};
-use crate::local_storage::disk_usage;
-use crate::machine::{self, Disk, available_memory};
 use crate::names;
-use crate::observed::{ObservedContainer, State};
-use crate::pods::PodSet;
-use crate::volumes::PodDir;
-use crate::worker::View;
+use crate::node::local_storage::disk_usage;
+use crate::node::machine::{self, Disk, available_memory};
+use crate::pod::observed::{ObservedContainer, State};
+use crate::pod::set::PodSet;
+use crate::pod::worker::View;
+use crate::volumes::claims::claim_of;
+use crate::volumes::csi::usage::{Amount, Usage};
+use crate::volumes::{self, PodDir};
 
 pub fn stamp(nanoseconds: i64) -> String {
     let time =
@@ -108,7 +108,7 @@ pub async fn summary(context: &Context, pods: &PodSet, rates: &Rates) -> Respons
     let views: Vec<View> = pods.views();
     let disks = directories(context, &views).await;
     let now = base::clock::now_seconds().to_string();
-    let disk = Disk::of(&context.config.root_dir).unwrap_or_default();
+    let disk = Disk::of(&context.node.config.root_dir).unwrap_or_default();
     let world = World { readings: &readings, rates, disks: &disks, disk: &disk, now: &now };
     let mut items = vec![];
     for view in &views {
@@ -124,10 +124,9 @@ async fn directories(context: &Context, views: &[View]) -> BTreeMap<PathBuf, u64
     let mut wanted = vec![];
     for view in views {
         let Some(pod) = &view.pod else { continue };
-        let dir = PodDir::new(&context.config.root_dir, names::uid(pod));
-        let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
-        wanted.extend(volumes.filter_map(|volume| own_directory(&dir, volume)));
-        let logs = names::log_directory(&context.config.log_dir, pod);
+        let dir = PodDir::new(&context.node.config.root_dir, names::uid(pod));
+        wanted.extend(volumes::local_storage(pod, &dir).into_values());
+        let logs = names::log_directory(&context.node.config.log_dir, pod);
         wanted.extend(view.observed.containers.iter().map(|one| logs.join(&one.name)));
     }
     let walked = tokio::task::spawn_blocking(move || {
@@ -135,30 +134,6 @@ async fn directories(context: &Context, views: &[View]) -> BTreeMap<PathBuf, u64
         wanted.into_iter().map(size).collect()
     });
     walked.await.unwrap_or_default()
-}
-
-/// The directory of a volume that only this pod uses.
-fn own_directory(dir: &PodDir, volume: &Volume) -> Option<PathBuf> {
-    let plugin = if volume.empty_dir.is_some() {
-        "empty-dir"
-    } else if volume.config_map.is_some() {
-        "configmap"
-    } else if volume.secret.is_some() {
-        "secret"
-    } else if volume.projected.is_some() {
-        "projected"
-    } else if volume.downward_api.is_some() {
-        "downward-api"
-    } else {
-        return None;
-    };
-    Some(dir.volume(plugin, &volume.name))
-}
-
-/// The claim of a pod's volume.
-pub fn claim_of(pod: &str, volume: &Volume) -> Option<String> {
-    let named = volume.persistent_volume_claim.as_ref().map(|claim| claim.claim_name.clone());
-    named.or_else(|| volume.ephemeral.as_ref().map(|_| format!("{pod}-{}", volume.name)))
 }
 
 /// Usage of a claim's volume: the driver's numbers, else the file system's.
@@ -190,7 +165,7 @@ impl World<'_> {
     async fn pod(&self, context: &Context, view: &View) -> Option<Value> {
         let pod = view.pod.as_ref()?;
         let uid = names::uid(pod);
-        let logs = names::log_directory(&context.config.log_dir, pod);
+        let logs = names::log_directory(&context.node.config.log_dir, pod);
         let running = view.observed.containers.iter().filter(|c| c.state == State::Running);
         let containers: Vec<Value> =
             running.filter_map(|container| self.container(container, &logs)).collect();
@@ -277,14 +252,14 @@ impl World<'_> {
 
     async fn volumes(&self, context: &Context, view: &View) -> Vec<Value> {
         let Some(pod) = &view.pod else { return vec![] };
-        let dir = PodDir::new(&context.config.root_dir, names::uid(pod));
-        let mut out = vec![];
+        let dir = PodDir::new(&context.node.config.root_dir, names::uid(pod));
+        let (own, mut out) = (volumes::local_storage(pod, &dir), vec![]);
         for volume in pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten()) {
             let claim = claim_of(names::name(pod), volume);
-            let mut fs = match own_directory(&dir, volume) {
+            let mut fs = match own.get(&volume.name) {
                 Some(path) => {
-                    let disk = Disk::of(&path).unwrap_or_default();
-                    fs_of(&disk, self.disks.get(&path).copied(), None, self.now)
+                    let disk = Disk::of(path).unwrap_or_default();
+                    fs_of(&disk, self.disks.get(path).copied(), None, self.now)
                 }
                 None => match usage(context, view, &volume.name).await {
                     Some(usage) => self.drivers(&usage),
@@ -318,7 +293,7 @@ impl World<'_> {
         let now = nanoseconds(base::clock::now());
         let boot = machine::boot_time();
         let available = available_memory();
-        let used = (context.machine.memory.max(0) as u64).saturating_sub(available);
+        let used = (context.node.machine.memory.max(0) as u64).saturating_sub(available);
         let busy = machine::cpu_nanoseconds();
         let (running, limit) = machine::processes();
         let rate = self.rates.rate("node", now, busy, boot.saturating_mul(1_000_000_000));
@@ -326,7 +301,7 @@ impl World<'_> {
         let images = context.runtime.image_fs_info().await.unwrap_or_default();
         let (swap, swap_free) = machine::swap();
         let mut out = json!({
-            "nodeName": context.config.node_name,
+            "nodeName": context.node.config.node_name,
             "startTime": stamp(boot.saturating_mul(1_000_000_000)),
             "cpu": {"time": self.now, "usageNanoCores": rate, "usageCoreNanoSeconds": busy},
             "memory": {"time": self.now, "availableBytes": available, "usageBytes": used,

@@ -1,111 +1,63 @@
 //! Volumes of a pod on this node.
 //!
-//! In: the pod, the content of its volumes ([`payload`], gathered before by the worker). Out: a
-//! directory (or file) per volume that the runtime bind-mounts into containers.
+//! In: the pod, its resolved claims, the objects that its volumes refer to. Out: a directory, a file or
+//! a device per volume that the runtime mounts into containers.
 //!
-//! ```text
-//! <root>/pods/<uid>/volumes/kubernetes.io~<plugin>/<volume>
-//! <root>/pods/<uid>/volumeDevices/kubernetes.io~<plugin>/<volume>       a link to a device
-//! <root>/pods/<uid>/volume-subpaths/<volume>/<container>/<index>
-//! <root>/pods/<uid>/containers/<container>/<termination log>
-//! <root>/pods/<uid>/etc-hosts
-//! ```
+//! [`PLUGINS`] has a row for each type of volume. [`dir`] draws the directories.
 //!
 //! Invariants: a repeated set-up changes nothing; nothing is deleted through a mount of another owner;
 //! a directory whose mount cannot be undone stays.
-//! Everything here blocks on the disk: callers run it outside of the executor's threads.
+//! Cost: by the pod's volumes. A pod that runs is set up again only for the plugins that ask for it.
 
 pub mod atomic;
+pub mod claims;
+pub mod config_map;
+pub mod csi;
+pub mod dir;
+pub mod downward_api;
+pub mod empty_dir;
+pub mod files;
+pub mod host_path;
+pub mod image;
+pub mod local_volume;
 pub mod mounts;
 pub mod ownership;
 pub mod payload;
+pub mod plugin;
+pub mod program;
+pub mod projected;
+pub mod secret;
+pub mod turns;
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::io;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt, chown};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{EmptyDirVolumeSource, HostPathVolumeSource, Pod, Volume};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Pod, Volume};
 
-use crate::env::{Sources, Surroundings};
-use crate::objects::ObjectError;
-use crate::resources;
-use payload::{PayloadError, Tokens};
+use crate::pod::env::Surroundings;
+use crate::pod::input::Inputs;
+use crate::reason::Reason;
+use claims::Claims;
+pub use dir::PodDir;
+use plugin::{FAILED_MAP, References, Request, Source, VolumePlugin};
+pub use plugin::{Host, Mounted, VolumeError};
 
-/// A mounted volume.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ready {
-    pub path: PathBuf,
-    /// The volume itself is read-only, independent of the mount.
-    pub read_only: bool,
-    /// A block device: containers get the device that the path leads to.
-    pub is_device: bool,
-}
+/// All types of volumes, in the order of upstream's list. The first row that supports a volume has it.
+pub const PLUGINS: &[&dyn VolumePlugin] = &[
+    &empty_dir::EmptyDirPlugin,
+    &host_path::HostPathPlugin,
+    &secret::SecretPlugin,
+    &downward_api::DownwardApiPlugin,
+    &config_map::ConfigMapPlugin,
+    &projected::ProjectedPlugin,
+    &local_volume::LocalVolumePlugin,
+    &csi::plugin::CsiPlugin,
+    &image::ImagePlugin,
+];
 
-impl Ready {
-    pub fn directory(path: PathBuf, read_only: bool) -> Self {
-        Self { path, read_only, is_device: false }
-    }
-}
-
-/// Why a volume cannot be set up. The text follows `MountVolume.SetUp failed for volume "x" : `.
-#[derive(Debug, thiserror::Error)]
-pub enum VolumeError {
-    #[error(transparent)]
-    Payload(#[from] PayloadError),
-    #[error(transparent)]
-    Object(#[from] ObjectError),
-    #[error("hostPath type check failed: {0}")]
-    HostPath(String),
-    #[error("{0}")]
-    Unsupported(String),
-    #[error("{context}: {source}")]
-    Io { context: String, source: io::Error },
-}
-
-fn io_error(context: impl Into<String>) -> impl FnOnce(io::Error) -> VolumeError {
-    let context = context.into();
-    move |source| VolumeError::Io { context, source }
-}
-
-/// A pod's directory under the kubelet's root.
-#[derive(Clone, Debug)]
-pub struct PodDir(pub PathBuf);
-
-impl PodDir {
-    pub fn new(root: &Path, uid: &str) -> Self {
-        Self(root.join("pods").join(uid))
-    }
-
-    pub fn volume(&self, plugin: &str, name: &str) -> PathBuf {
-        self.0.join("volumes").join(format!("kubernetes.io~{plugin}")).join(name)
-    }
-
-    pub fn container(&self, name: &str) -> PathBuf {
-        self.0.join("containers").join(name)
-    }
-
-    pub fn hosts(&self) -> PathBuf {
-        self.0.join("etc-hosts")
-    }
-
-    pub fn subpath(&self, volume: &str, container: &str, index: usize) -> PathBuf {
-        self.0.join("volume-subpaths").join(volume).join(container).join(index.to_string())
-    }
-
-    pub fn create(&self) -> io::Result<()> {
-        for dir in [self.0.clone(), self.0.join("volumes"), self.0.join("containers")] {
-            fs::create_dir_all(&dir)?;
-            fs::set_permissions(&dir, fs::Permissions::from_mode(0o750))?;
-        }
-        Ok(())
-    }
-}
-
-/// The resolved claims, by volume name (read by the caller through the API); `None` for a failure, which
-/// the caller has reported.
-pub type Claims = BTreeMap<String, Option<Ready>>;
+const LEFTOVER_RETRY: Duration = Duration::from_secs(60);
 
 /// Why volumes are set up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,267 +73,219 @@ pub enum Occasion {
 /// The result. A volume whose update failed but whose older files suffice is in both.
 #[derive(Debug, Default)]
 pub struct Done {
-    pub ready: BTreeMap<String, Ready>,
-    /// By volume name.
+    pub ready: BTreeMap<String, Mounted>,
+    /// By the name of the volume or its PersistentVolume.
     pub failures: Vec<(String, VolumeError)>,
+    /// When the first volume must be set up again.
+    pub again: Option<Timestamp>,
 }
 
-/// The inputs of the set-up that come from elsewhere.
-pub struct Gathered<'a> {
-    pub around: Surroundings<'a>,
-    /// By volume name.
-    pub tokens: &'a BTreeMap<String, Tokens>,
-    pub claims: &'a Claims,
-    /// Mount tmpfs where upstream does. False without the privilege to mount.
-    pub tmpfs: bool,
+/// A pod whose volumes are to be set up.
+pub struct Wanted<'a> {
+    pub pod: &'a Pod,
+    pub dir: &'a PodDir,
+    pub claims: Claims,
+    pub around: &'a Surroundings<'a>,
+    pub input: &'a Inputs,
+}
+
+fn plugin_of(source: &Source<'_>) -> Option<&'static dyn VolumePlugin> {
+    PLUGINS.iter().copied().find(|plugin| plugin.supports(source))
+}
+
+fn volumes(pod: &Pod) -> impl Iterator<Item = &Volume> {
+    pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten())
+}
+
+/// The ConfigMaps and Secrets of the pod's volumes.
+pub fn references(pod: &Pod) -> References {
+    let mut all = References::default();
+    for volume in volumes(pod) {
+        PLUGINS.iter().for_each(|plugin| all.extend(plugin.references(volume)));
+    }
+    all
+}
+
+/// The directories of the pod's own files, which count as its local storage, by volume.
+pub fn local_storage(pod: &Pod, dir: &PodDir) -> BTreeMap<String, PathBuf> {
+    let own = volumes(pod).filter_map(|volume| {
+        let plugin = plugin_of(&Source { volume, bound: None })?;
+        let path = || (volume.name.clone(), dir.volume(plugin.name(), &volume.name));
+        plugin.is_local_storage().then(path)
+    });
+    own.collect()
 }
 
 /// Sets up the pod's volumes one by one; repeatable. A failure of one does not stop the others.
-pub fn set_up(dir: &PodDir, pod: &Pod, gathered: &Gathered<'_>, occasion: Occasion) -> Done {
+pub async fn set_up(host: &Host, mut wanted: Wanted<'_>, occasion: Occasion) -> Done {
     let mut done = Done::default();
-    for volume in pod.spec.iter().flat_map(|s| s.volumes.iter().flatten()) {
-        let plugin = filled_by(volume);
-        let set_up = match (plugin, gathered.claims.get(&volume.name)) {
-            (Some(plugin), _) => files(&dir.volume(plugin, &volume.name), pod, volume, gathered),
-            (None, Some(None)) => continue,
-            (None, Some(Some(claimed))) => Ok(claimed.clone()),
-            (None, None) if occasion == Occasion::Running => continue,
-            (None, None) => one(dir, pod, volume, gathered),
-        };
-        match (set_up, plugin) {
-            (Ok(ready), _) => {
-                done.ready.insert(volume.name.clone(), ready);
-            }
-            (Err(error), plugin) => {
-                let path = plugin.map(|plugin| dir.volume(plugin, &volume.name));
-                if let Some(path) = path.filter(|path| atomic::is_filled(path))
-                    && occasion != Occasion::Sandbox
-                {
-                    done.ready.insert(volume.name.clone(), Ready::directory(path, true));
-                }
+    for volume in volumes(wanted.pod) {
+        let bound = match wanted.claims.remove(&volume.name).transpose() {
+            Ok(bound) => bound,
+            Err(error) => {
                 done.failures.push((volume.name.clone(), error));
+                continue;
+            }
+        };
+        let source = Source { volume, bound: bound.as_ref() };
+        let name = source.name().to_string();
+        let Some(plugin) = plugin_of(&source) else {
+            if occasion != Occasion::Running {
+                let error = unsupported(&source);
+                done.failures.push((name, error));
+            }
+            continue;
+        };
+        if occasion == Occasion::Running && !plugin.refreshes() {
+            continue;
+        }
+        let Wanted { pod, dir, around, input, .. } = wanted;
+        match plugin.set_up(host, &Request { pod, dir, source, around, input }).await {
+            Ok(mounted) => {
+                done.again = [done.again, mounted.again].into_iter().flatten().min();
+                done.ready.insert(volume.name.clone(), mounted);
+            }
+            Err(error) => {
+                let path = dir.volume(plugin.name(), &volume.name);
+                if occasion != Occasion::Sandbox && atomic::is_filled(&path) {
+                    done.ready.insert(volume.name.clone(), Mounted::directory(path, true));
+                }
+                done.failures.push((name, error));
             }
         }
     }
     done
 }
 
-fn one(
-    dir: &PodDir,
-    pod: &Pod,
-    volume: &Volume,
-    gathered: &Gathered<'_>,
-) -> Result<Ready, VolumeError> {
-    let name = &volume.name;
-    if let Some(source) = &volume.empty_dir {
-        return empty_dir(&dir.volume("empty-dir", name), pod, source, gathered.tmpfs);
+fn unsupported(source: &Source<'_>) -> VolumeError {
+    if source.bound.is_none() {
+        return VolumeError::Unsupported;
     }
-    if let Some(source) = &volume.host_path {
-        return host_path(source);
+    if !source.is_block() {
+        let step = "MountVolume.NewMounter initialization";
+        return VolumeError::step(step, VolumeError::Unsupported);
     }
-    if volume.image.is_some() {
-        // The runtime mounts it into each container; the directory exists for upstream's layout.
-        let path = dir.volume("image", name);
-        fs::create_dir_all(&path).map_err(io_error("mkdir"))?;
-        return Ok(Ready::directory(path, true));
-    }
-    Err(VolumeError::Unsupported("no volume plugin matched".into()))
+    // Deviation: upstream only logs this.
+    let why = "failed to find BlockVolumeMapper plugin. Volume plugin is nil.";
+    let name = source.name();
+    let text = format!("MapVolume.FindMapperPluginBySpec {why} for volume {name:?} ");
+    Reason::new(FAILED_MAP, text).into()
 }
 
-/// The plugin of a volume with content from API objects.
-fn filled_by(volume: &Volume) -> Option<&'static str> {
-    let plugins = [
-        (volume.config_map.is_some(), "configmap"),
-        (volume.secret.is_some(), "secret"),
-        (volume.downward_api.is_some(), "downward-api"),
-        (volume.projected.is_some(), "projected"),
-    ];
-    plugins.into_iter().find(|(is_it, _)| *is_it).map(|(_, plugin)| plugin)
+/// Undoes the volumes of a pod that has ended, and removes its directory. After an error, the caller
+/// must retry.
+pub async fn tear_down(host: &Host, uid: &str, dir: &PodDir) -> Result<(), VolumeError> {
+    if host.may_mount {
+        // Mounted subpaths would keep their volumes busy.
+        let subpaths = dir.subpaths();
+        let undone = tokio::task::spawn_blocking(move || mounts::unmount_below_if_there(&subpaths));
+        undone.await?.map_err(VolumeError::io("unmount"))?;
+    }
+    for plugin in PLUGINS {
+        plugin.tear_down(host, uid, dir).await?;
+    }
+    let path = dir.0.clone();
+    let removed = tokio::task::spawn_blocking(move || mounts::unmount_and_remove(&path));
+    removed.await?.map_err(VolumeError::io("remove"))
 }
 
-/// Writes the content from API objects into a volume's directory.
-fn files(
-    path: &Path,
-    pod: &Pod,
-    volume: &Volume,
-    gathered: &Gathered<'_>,
-) -> Result<Ready, VolumeError> {
-    check_known(volume, gathered.around.sources)?;
-    let files = contents(pod, volume, gathered)?;
-    fs::create_dir_all(path).map_err(io_error("mkdir"))?;
-    if volume.config_map.is_none() && gathered.tmpfs {
-        mounts::tmpfs(path, None, 0o777, None).map_err(io_error("mount tmpfs"))?;
+/// Like [`tear_down`], for an orphaned pod: retried until its drivers are registered.
+pub async fn clear_leftover(host: &Host, uid: &str, dir: &PodDir) {
+    let mut changed = host.csi.changed.subscribe();
+    while let Err(error) = tear_down(host, uid, dir).await {
+        tracing::warn!(uid, %error, "failed to remove the volumes of an orphaned pod");
+        let _ = tokio::time::timeout(LEFTOVER_RETRY, changed.changed()).await;
     }
-    let group = fs_group(pod);
-    if let Some(group) = group {
-        chown(path, None, Some(group)).map_err(io_error("chown"))?;
-    }
-    let bits = if group.is_some() { 0o2777 } else { 0o777 };
-    fs::set_permissions(path, fs::Permissions::from_mode(bits)).map_err(io_error("chmod"))?;
-    atomic::write(path, &files, group).map_err(io_error("write"))?;
-    Ok(Ready::directory(path.to_path_buf(), true))
 }
 
-/// Fails if an object could not be read, which is not the same as absent.
-fn check_known(volume: &Volume, sources: &Sources) -> Result<(), ObjectError> {
-    let (maps, secrets) = payload::references(volume);
-    let unknown = &sources.unknown;
-    let map = maps.iter().find_map(|name| unknown.config_maps.get(*name));
-    let found = map.or_else(|| secrets.iter().find_map(|name| unknown.secrets.get(*name)));
-    found.map_or(Ok(()), |error| Err(error.clone()))
-}
-
-fn contents(
-    pod: &Pod,
-    volume: &Volume,
-    gathered: &Gathered<'_>,
-) -> Result<atomic::Payload, PayloadError> {
-    let around = &gathered.around;
-    let default = |mode: Option<i32>| mode.map_or(payload::DEFAULT_MODE, |m| m as u32 & 0o777);
-    if let Some(source) = &volume.config_map {
-        let map = around.sources.config_maps.get(&source.name).map(AsRef::as_ref);
-        let optional = source.optional == Some(true);
-        let mode = default(source.default_mode);
-        return payload::config_map(&source.name, map, source.items.as_ref(), optional, mode);
-    }
-    if let Some(source) = &volume.secret {
-        let name = source.secret_name.clone().unwrap_or_default();
-        let object = around.sources.secrets.get(&name).map(AsRef::as_ref);
-        let optional = source.optional == Some(true);
-        let mode = default(source.default_mode);
-        return payload::secret(&name, object, source.items.as_ref(), optional, mode);
-    }
-    if let Some(source) = &volume.downward_api {
-        let items = source.items.as_deref().unwrap_or_default();
-        return payload::downward_api(pod, items, around, default(source.default_mode));
-    }
-    if let Some(source) = &volume.projected {
-        let none = Tokens::new();
-        let tokens = gathered.tokens.get(&volume.name).unwrap_or(&none);
-        let has_group = fs_group(pod).is_some();
-        return payload::projected(pod, source, around, tokens, one_user(pod), has_group);
-    }
-    Ok(atomic::Payload::new())
-}
-
-fn fs_group(pod: &Pod) -> Option<u32> {
-    let context = pod.spec.as_ref()?.security_context.as_ref()?;
-    context.fs_group.and_then(|group| u32::try_from(group).ok())
-}
-
-/// The user of every container, if the spec sets one for all.
-fn one_user(pod: &Pod) -> Option<u32> {
-    let spec = pod.spec.as_ref()?;
-    let default = spec.security_context.as_ref().and_then(|c| c.run_as_user);
-    let all = spec.containers.iter().chain(spec.init_containers.iter().flatten());
-    let mut users = all.map(|container| {
-        container.security_context.as_ref().and_then(|c| c.run_as_user).or(default)
-    });
-    let first = users.next()??;
-    users.all(|user| user == Some(first)).then(|| u32::try_from(first).ok()).flatten()
-}
-
-fn empty_dir(
-    path: &Path,
-    pod: &Pod,
-    source: &EmptyDirVolumeSource,
-    tmpfs: bool,
-) -> Result<Ready, VolumeError> {
-    let group = fs_group(pod);
-    let bits = if group.is_some() { 0o2777 } else { 0o777 };
-    if !path.is_dir() {
-        make_open(path, bits, group)?;
-    }
-    if source.medium.as_deref() == Some("Memory") && tmpfs {
-        let size = source.size_limit.as_ref().map(resources::units).filter(|size| *size > 0);
-        let size = size.map(|size| size as u64);
-        mounts::tmpfs(path, size, bits, group).map_err(io_error("mount tmpfs"))?;
-    }
-    Ok(Ready::directory(path.to_path_buf(), false))
-}
-
-/// Creates a directory with its final mode and owner. Containers may change both afterwards, because the
-/// directory is the root of their mount; such changes must stay.
-fn make_open(path: &Path, bits: u32, group: Option<u32>) -> Result<(), VolumeError> {
-    // No volume has this name: volume names are DNS labels.
-    let mut name = std::ffi::OsString::from(".new-");
-    name.push(path.file_name().unwrap_or_default());
-    let fresh = path.with_file_name(name);
-    fs::create_dir_all(&fresh).map_err(io_error("mkdir"))?;
-    if group.is_some() {
-        chown(&fresh, None, group).map_err(io_error("chown"))?;
-    }
-    fs::set_permissions(&fresh, fs::Permissions::from_mode(bits)).map_err(io_error("chmod"))?;
-    fs::rename(&fresh, path).map_err(io_error("rename"))
-}
-
-fn host_path(source: &HostPathVolumeSource) -> Result<Ready, VolumeError> {
-    let path = PathBuf::from(&source.path);
-    let shown = path.display();
-    let failed = |what: &str| Err(VolumeError::HostPath(format!("{shown} is not {what}")));
-    let kind = fs::metadata(&path).map(|meta| meta.file_type());
-    match source.type_.as_deref().unwrap_or_default() {
-        // Upstream leaves this to the runtime, which creates a directory if nothing exists.
-        "" if kind.is_err() => fs::create_dir_all(&path).map_err(io_error("mkdir"))?,
-        "DirectoryOrCreate" => match kind {
-            Ok(kind) if kind.is_dir() => {}
-            Ok(_) => return failed("a directory"),
-            Err(_) => {
-                fs::create_dir_all(&path).map_err(io_error("mkdir"))?;
-                let mode = fs::Permissions::from_mode(0o755);
-                fs::set_permissions(&path, mode).map_err(io_error("chmod"))?;
-            }
-        },
-        "Directory" if !kind.as_ref().is_ok_and(|k| k.is_dir()) => return failed("a directory"),
-        "FileOrCreate" => match kind {
-            Ok(kind) if kind.is_file() => {}
-            Ok(_) => return failed("a file"),
-            Err(_) => {
-                fs::write(&path, b"").map_err(io_error("create"))?;
-                let mode = fs::Permissions::from_mode(0o644);
-                fs::set_permissions(&path, mode).map_err(io_error("chmod"))?;
-            }
-        },
-        "File" if !kind.as_ref().is_ok_and(|k| k.is_file()) => return failed("a file"),
-        "Socket" if !kind.as_ref().is_ok_and(|k| k.is_socket()) => return failed("a socket file"),
-        "CharDevice" if !kind.as_ref().is_ok_and(|k| k.is_char_device()) => {
-            return failed("a character device");
-        }
-        "BlockDevice" if !kind.as_ref().is_ok_and(|k| k.is_block_device()) => {
-            return failed("a block device");
-        }
-        _ => {}
-    }
-    Ok(Ready::directory(path, false))
-}
-
-/// A path of the node that a PersistentVolume names.
-pub fn of_host(source: &HostPathVolumeSource) -> Result<Ready, VolumeError> {
-    host_path(source)
-}
-
-/// Removes the pod's files from the disk, after their mounts.
-pub fn tear_down(dir: &PodDir) -> io::Result<()> {
-    if !dir.0.exists() {
-        return Ok(());
-    }
-    mounts::unmount_below(&dir.0)?;
-    fs::remove_dir_all(&dir.0)
+/// Takes over what an earlier kubelet left on the node. It blocks.
+pub fn recover(host: &Host) {
+    PLUGINS.iter().for_each(|plugin| plugin.recover(host));
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::downward::Addresses;
-    use crate::resources::ResourceList;
-    use serde_json::json;
-    use std::os::unix::fs::MetadataExt;
+    use std::fs;
+    use std::path::Path;
     use std::sync::Arc;
 
+    use serde_json::json;
+    use tokio::sync::watch;
+
+    use super::plugin::Bound;
+    use super::*;
+    use crate::pod::downward::Addresses;
+    use crate::pod::env::Sources;
+    use crate::pod::events::Events;
+    use crate::pod::input::Input;
+    use crate::pod::objects::{ObjectError, Objects};
+    use crate::resources::ResourceList;
+
+    /// The extension table of CONTRIBUTING.md: a plugin is a file with its implementation, and a row.
     #[test]
-    fn files_and_directories_are_set_up_and_removed() {
+    fn a_plugin_is_a_file_and_a_row() {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/volumes");
+        let table = fs::read_to_string(dir.join("mod.rs")).expect("this file");
+        let rows = table.split("PLUGINS: &[&dyn VolumePlugin] = &[").nth(1).expect("the table");
+        let rows = rows.split("];").next().expect("its end");
+        let entries = [&dir, &dir.join("csi")].map(|dir| fs::read_dir(dir).expect("a list"));
+        let mut files = 0;
+        for entry in entries.into_iter().flatten().flatten() {
+            let Ok(text) = fs::read_to_string(entry.path()) else { continue };
+            let Some(tail) = text.split("\nimpl VolumePlugin for ").nth(1) else { continue };
+            let plugin = tail.split_whitespace().next().expect("a name");
+            let path = entry.path();
+            let file = path.file_stem().expect("a name").to_string_lossy();
+            let row = format!("{file}::{plugin},");
+            assert_eq!(rows.matches(&row).count(), 1, "a row for {row}");
+            files += 1;
+        }
+        assert_eq!(files, PLUGINS.len());
+        let names: std::collections::BTreeSet<_> = PLUGINS.iter().map(|row| row.name()).collect();
+        assert_eq!(names.len(), PLUGINS.len(), "each has directories of its own");
+    }
+
+    /// A host without the privilege to mount, whose API does not answer.
+    fn host(root: &Path) -> Host {
+        type Answer = http::Response<http_body_util::Full<bytes::Bytes>>;
+        let refuse =
+            |_: http::Request<_>| async { Err::<Answer, _>(std::io::Error::other("no API")) };
+        let client = client::Client::new(tower::service_fn(refuse), "test");
+        let tasks = base::task::Tasks::new("test");
+        let drivers = client::Informers::new(client.clone(), tasks.clone()).of();
+        let setting = csi::Setting { node_name: "n".into(), root: root.into() };
+        let events = client::EventRecorder::new(client.clone(), &tasks, "test", None);
+        Host {
+            objects: Arc::new(Objects::new(client.clone())),
+            csi: Arc::new(csi::Csi::new(client.clone(), setting, drivers, Arc::default())),
+            events: Events(events),
+            client,
+            node_name: "n".into(),
+            root: root.into(),
+            may_mount: false,
+            turns: Default::default(),
+        }
+    }
+
+    async fn set_up_all(
+        host: &Host,
+        pod: &Pod,
+        dir: &PodDir,
+        claims: Claims,
+        sources: &Sources,
+        occasion: Occasion,
+    ) -> Done {
+        let (addresses, allocatable) = (Addresses::default(), ResourceList::new());
+        let around = Surroundings { addresses: &addresses, allocatable: &allocatable, sources };
+        let input = watch::channel(Input::new(Arc::new(pod.clone()))).1;
+        let wanted = Wanted { pod, dir, claims, around: &around, input: &input };
+        set_up(host, wanted, occasion).await
+    }
+
+    #[tokio::test]
+    async fn files_and_directories_are_set_up_and_removed() {
         let root = tempfile::tempdir().expect("a directory");
-        let dir = PodDir::new(root.path(), "u1");
+        let (dir, host) = (PodDir::new(root.path(), "u1"), host(root.path()));
         dir.create().expect("directories");
         let pod: Pod = serde_json::from_value(json!({"metadata": {"name": "p", "namespace": "ns"},
             "spec": {"containers": [{"name": "c"}], "volumes": [
@@ -394,24 +298,15 @@ mod tests {
             config_maps: [("m".to_string(), Arc::new(map))].into(),
             ..Sources::default()
         };
-        let (addresses, allocatable) = (Addresses::default(), ResourceList::new());
-        let gathered = Gathered {
-            around: Surroundings {
-                addresses: &addresses,
-                allocatable: &allocatable,
-                sources: &sources,
-            },
-            tokens: &BTreeMap::new(),
-            claims: &Claims::new(),
-            tmpfs: false,
-        };
         for _ in 0..2 {
-            let Done { ready, failures } = set_up(&dir, &pod, &gathered, Occasion::Sandbox);
+            let (claims, occasion) = (Claims::new(), Occasion::Sandbox);
+            let done = set_up_all(&host, &pod, &dir, claims, &sources, occasion).await;
+            let Done { ready, failures, .. } = done;
             assert!(failures.is_empty(), "{failures:?}");
             assert_eq!(fs::read_to_string(ready["cfg"].path.join("k")).expect("a key"), "v");
             assert!(ready["tmp"].path.is_dir() && ready["host"].path.is_dir());
         }
-        tear_down(&dir).expect("removed");
+        tear_down(&host, "u1", &dir).await.expect("removed");
         assert!(!dir.0.exists());
         assert!(root.path().join("h").exists(), "the host's path stays");
     }
@@ -452,21 +347,14 @@ mod tests {
             self.sources.secrets = [("s".to_string(), Arc::new(secret))].into();
         }
 
-        /// The mounted volumes, and the failures.
-        fn set_up(&self, occasion: Occasion, claim: bool) -> (String, Vec<String>) {
-            let (addresses, allocatable) = (Addresses::default(), ResourceList::new());
-            let claim = claim.then(|| Ready::directory(self.root.path().join("c"), false));
-            let gathered = Gathered {
-                around: Surroundings {
-                    addresses: &addresses,
-                    allocatable: &allocatable,
-                    sources: &self.sources,
-                },
-                tokens: &BTreeMap::new(),
-                claims: &[("claim".to_string(), claim)].into(),
-                tmpfs: false,
-            };
-            let done = set_up(&self.dir, &self.pod, &gathered, occasion);
+        /// The mounted volumes, and the failures. The claim's volume is a path of the node.
+        async fn set_up(&self, occasion: Occasion, claim: bool) -> (String, Vec<String>) {
+            let source = json!({"spec": {"hostPath": {"path": self.root.path().join("c")}}});
+            let volume = serde_json::from_value(source).expect("a volume");
+            let bound = Ok(Bound { claim: Default::default(), volume, read_only: false });
+            let claims = claim.then(|| ("claim".to_string(), bound)).into_iter().collect();
+            let (host, sources) = (host(self.root.path()), &self.sources);
+            let done = set_up_all(&host, &self.pod, &self.dir, claims, sources, occasion).await;
             let ready: Vec<String> = done.ready.into_keys().collect();
             let told = |(name, error): (String, VolumeError)| format!("{name}: {error}");
             (ready.join(" "), done.failures.into_iter().map(told).collect())
@@ -478,116 +366,44 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_failed_volume_does_not_stop_the_others() {
+    #[tokio::test]
+    async fn a_failed_volume_does_not_stop_the_others() {
         let mut bench = Bench::new();
         bench.map(Some("one"));
         bench.secret("one");
         let all = "cfg claim host key maybe";
-        assert_eq!(bench.set_up(Occasion::Sandbox, true), (all.into(), vec![]));
+        assert_eq!(bench.set_up(Occasion::Sandbox, true).await, (all.into(), vec![]));
 
         // While the pod runs, its ConfigMap, its claim and its directory are deleted.
         bench.map(None);
         bench.secret("two");
         fs::remove_dir(bench.root.path().join("h")).expect("removed");
         let lost = || vec![r#"cfg: configmap "m" not found"#.to_string()];
-        assert_eq!(bench.set_up(Occasion::Running, false), ("cfg key maybe".into(), lost()));
+        assert_eq!(bench.set_up(Occasion::Running, false).await, ("cfg key maybe".into(), lost()));
         assert_eq!(bench.file("secret", "key"), "two");
         assert_eq!(bench.file("configmap", "cfg"), "one");
         assert_eq!(bench.file("configmap", "maybe"), "");
         assert!(!bench.root.path().join("h").exists(), "a running pod does not recreate it");
 
         // A restarted container keeps the older files; a new sandbox does not.
-        assert_eq!(bench.set_up(Occasion::Containers, true), (all.into(), lost()));
+        assert_eq!(bench.set_up(Occasion::Containers, true).await, (all.into(), lost()));
         let without = "claim host key maybe";
-        assert_eq!(bench.set_up(Occasion::Sandbox, true), (without.into(), lost()));
+        assert_eq!(bench.set_up(Occasion::Sandbox, true).await, (without.into(), lost()));
     }
 
-    #[test]
-    fn an_unreadable_object_is_not_absent() {
+    #[tokio::test]
+    async fn an_unreadable_object_is_not_absent() {
         let mut bench = Bench::new();
         bench.map(Some("one"));
         bench.secret("one");
-        bench.set_up(Occasion::Sandbox, true);
+        bench.set_up(Occasion::Sandbox, true).await;
         bench.map(None);
         let error = ObjectError::NotYet { kind: "configmap" };
         bench.sources.unknown.config_maps = [("m".to_string(), error)].into();
-        let (ready, failures) = bench.set_up(Occasion::Running, true);
-        assert_eq!(ready, "cfg claim key maybe");
+        let (ready, failures) = bench.set_up(Occasion::Running, true).await;
+        assert_eq!(ready, "cfg key maybe");
         let why = "failed to sync configmap cache: timed out waiting for the condition";
         assert_eq!(failures, [format!("maybe: {why}"), format!("cfg: {why}")]);
         assert_eq!(bench.file("configmap", "maybe"), "one");
-    }
-
-    fn mode(path: &Path) -> u32 {
-        fs::metadata(path).expect("it is there").permissions().mode() & 0o7777
-    }
-
-    #[test]
-    fn a_mode_that_a_container_set_stays() {
-        let root = tempfile::tempdir().expect("a directory");
-        let path = root.path().join("kubernetes.io~empty-dir").join("data");
-        // An earlier kubelet stopped in the middle.
-        fs::create_dir_all(path.with_file_name(".new-data")).expect("a directory");
-        let own = nix::unistd::getegid().as_raw();
-        let pod = serde_json::from_value(json!({"spec": {"containers": [],
-            "securityContext": {"fsGroup": own}}}));
-        let (plain, grouped) = (Pod::default(), pod.expect("a pod"));
-        let set_up = |pod: &Pod| {
-            let ready = empty_dir(&path, pod, &EmptyDirVolumeSource::default(), false);
-            ready.expect("set up").path
-        };
-        assert_eq!(mode(&set_up(&plain)), 0o777);
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).expect("closed");
-        assert_eq!(mode(&set_up(&plain)), 0o700);
-        assert_eq!(mode(&set_up(&grouped)), 0o700);
-        fs::remove_dir(&path).expect("removed");
-        assert_eq!(mode(&set_up(&grouped)), 0o2777);
-        let names = fs::read_dir(root.path().join("kubernetes.io~empty-dir")).expect("a list");
-        assert_eq!(names.count(), 1, "no other file is left");
-    }
-
-    #[test]
-    fn a_tmpfs_mode_that_a_container_set_stays() {
-        if !nix::unistd::geteuid().is_root() {
-            println!("skipped: needs root");
-            return;
-        }
-        let root = tempfile::tempdir().expect("a directory");
-        let path = root.path().join("data");
-        let pod = json!({"spec": {"containers": [], "securityContext": {"fsGroup": 1234}}});
-        let pod: Pod = serde_json::from_value(pod).expect("a pod");
-        let source = EmptyDirVolumeSource { medium: Some("Memory".into()), size_limit: None };
-        let set_up = || {
-            empty_dir(&path, &pod, &source, true).map_err(|error| error.to_string())?;
-            let about = fs::metadata(&path).map_err(|error| error.to_string())?;
-            Ok::<_, String>((about.permissions().mode() & 0o7777, about.gid()))
-        };
-        let first = set_up();
-        let closed = fs::set_permissions(&path, fs::Permissions::from_mode(0o700));
-        let second = set_up();
-        mounts::unmount_below(root.path()).expect("unmounted");
-        assert_eq!(first, Ok((0o2777, 1234)));
-        closed.expect("closed");
-        assert_eq!(second, Ok((0o700, 1234)));
-    }
-
-    #[test]
-    fn host_path_types() {
-        let root = tempfile::tempdir().expect("a directory");
-        let check = |name: &str, kind: &str, ok: bool| {
-            let path = root.path().join(name).display().to_string();
-            let source = HostPathVolumeSource { path, type_: Some(kind.into()) };
-            assert_eq!(host_path(&source).is_ok(), ok, "{name} {kind}");
-        };
-        check("d", "Directory", false);
-        check("d", "DirectoryOrCreate", true);
-        check("d", "Directory", true);
-        check("d", "File", false);
-        check("f", "File", false);
-        check("f", "FileOrCreate", true);
-        check("f", "File", true);
-        check("f", "Socket", false);
-        check("f", "Directory", false);
     }
 }

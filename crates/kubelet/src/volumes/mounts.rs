@@ -149,6 +149,15 @@ fn is_in_table(path: &Path) -> io::Result<bool> {
     Ok(mount_points()?.contains(&path))
 }
 
+/// Removes a directory, if it exists, after everything that is mounted below it.
+pub fn unmount_and_remove(dir: &Path) -> io::Result<()> {
+    if !dir.exists() {
+        return Ok(());
+    }
+    unmount_below(dir)?;
+    fs::remove_dir_all(dir)
+}
+
 /// Like [`unmount_below`], but the directory may be missing.
 pub fn unmount_below_if_there(dir: &Path) -> io::Result<()> {
     match unmount_below(dir) {

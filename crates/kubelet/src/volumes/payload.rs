@@ -1,18 +1,15 @@
-//! The content of ConfigMap, Secret, downward API and projected volumes.
+//! The content of files from ConfigMaps, Secrets and the downward API.
 //!
-//! In: the volume, the pod, the objects it refers to. Out: files. Pure.
+//! In: the object or the pod, the wanted keys. Out: files. Pure.
 //! Upstream: MakePayload in `pkg/volume/{configmap,secret,projected}`, `downwardapi`.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{
-    ConfigMap, DownwardAPIVolumeFile, KeyToPath, Pod, ProjectedVolumeSource, Secret, Volume,
-    VolumeProjection,
-};
+use k8s_openapi::api::core::v1::{ConfigMap, DownwardAPIVolumeFile, KeyToPath, Pod, Secret};
 
 use super::atomic::{File, Payload};
-use crate::downward::{self, DownwardError};
-use crate::env::Surroundings;
+use crate::pod::downward::{self, DownwardError};
+use crate::pod::env::Surroundings;
 
 /// Why a volume has no content: the text after `MountVolume.SetUp failed for volume "x" : `.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -33,7 +30,7 @@ pub enum PayloadError {
 
 pub const DEFAULT_MODE: u32 = 0o644;
 
-fn mode(own: Option<i32>, default: u32) -> u32 {
+pub fn mode(own: Option<i32>, default: u32) -> u32 {
     own.map_or(default, |mode| mode as u32 & 0o777)
 }
 
@@ -131,81 +128,12 @@ pub fn downward_api(
     Ok(out)
 }
 
-/// Names of the ConfigMaps and Secrets of a volume.
-pub fn references(volume: &Volume) -> (BTreeSet<&String>, BTreeSet<&String>) {
-    let parts = || volume.projected.iter().flat_map(|p| p.sources.iter().flatten());
-    let maps = volume.config_map.iter().map(|source| &source.name);
-    let maps = maps.chain(parts().filter_map(|p| p.config_map.as_ref()).map(|s| &s.name));
-    let secrets = volume.secret.iter().filter_map(|source| source.secret_name.as_ref());
-    let secrets = secrets.chain(parts().filter_map(|p| p.secret.as_ref()).map(|s| &s.name));
-    (maps.collect(), secrets.collect())
-}
-
-/// Tokens by the path of their file, requested by the caller.
-pub type Tokens = BTreeMap<String, Result<String, String>>;
-
-pub fn projected(
-    pod: &Pod,
-    source: &ProjectedVolumeSource,
-    around: &Surroundings<'_>,
-    tokens: &Tokens,
-    token_owner: Option<u32>,
-    has_group: bool,
-) -> Result<Payload, PayloadError> {
-    let default_mode = mode(source.default_mode, DEFAULT_MODE);
-    let mut out = Payload::new();
-    for part in source.sources.iter().flatten() {
-        out.extend(one_projection(pod, part, around, default_mode)?);
-        if let Some(token) = &part.service_account_token {
-            let text = match tokens.get(&token.path) {
-                Some(Ok(text)) => text.clone(),
-                Some(Err(error)) => return Err(PayloadError::Token(error.clone())),
-                None => return Err(PayloadError::Token("not requested".into())),
-            };
-            let mode = if token_owner.is_some() || has_group { 0o600 } else { default_mode };
-            out.insert(
-                token.path.clone(),
-                File { bytes: text.into_bytes(), mode, owner: token_owner },
-            );
-        }
-    }
-    Ok(out)
-}
-
-fn one_projection(
-    pod: &Pod,
-    part: &VolumeProjection,
-    around: &Surroundings<'_>,
-    default_mode: u32,
-) -> Result<Payload, PayloadError> {
-    let mut out = Payload::new();
-    if let Some(source) = &part.config_map {
-        let map = around.sources.config_maps.get(&source.name).map(AsRef::as_ref);
-        let optional = source.optional == Some(true);
-        out.extend(config_map(&source.name, map, source.items.as_ref(), optional, default_mode)?);
-    }
-    if let Some(source) = &part.secret {
-        let object = around.sources.secrets.get(&source.name).map(AsRef::as_ref);
-        let optional = source.optional == Some(true);
-        out.extend(secret(&source.name, object, source.items.as_ref(), optional, default_mode)?);
-    }
-    if let Some(source) = &part.downward_api {
-        let items = source.items.as_deref().unwrap_or_default();
-        out.extend(downward_api(pod, items, around, default_mode)?);
-    }
-    Ok(out)
-}
-
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
-    use crate::downward::Addresses;
-    use crate::env::Sources;
-    use crate::resources::ResourceList;
     use serde_json::json;
-    use std::sync::Arc;
 
-    fn show(payload: Result<Payload, PayloadError>) -> String {
+    pub fn show(payload: Result<Payload, impl std::fmt::Display>) -> String {
         match payload {
             Err(error) => error.to_string(),
             Ok(files) => files
@@ -241,33 +169,5 @@ mod tests {
         check(json!([{"key": "z", "path": "z"}]), true, "");
         assert_eq!(show(config_map("m", None, None, false, 0o644)), "configmap \"m\" not found");
         assert_eq!(show(secret("s", None, None, true, 0o644)), "");
-    }
-
-    #[test]
-    fn a_service_account_volume() {
-        let root: ConfigMap =
-            serde_json::from_value(json!({"data": {"ca.crt": "CA"}})).expect("a map");
-        let sources = Sources {
-            config_maps: [("kube-root-ca.crt".to_string(), Arc::new(root))].into(),
-            ..Sources::default()
-        };
-        let around = Surroundings {
-            addresses: &Addresses::default(),
-            allocatable: &ResourceList::new(),
-            sources: &sources,
-        };
-        let pod: Pod =
-            serde_json::from_value(json!({"metadata": {"name": "p", "namespace": "ns"}}))
-                .expect("a pod");
-        let source: ProjectedVolumeSource = serde_json::from_value(json!({"defaultMode": 420, "sources": [
-            {"serviceAccountToken": {"expirationSeconds": 3607, "path": "token"}},
-            {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
-            {"downwardAPI": {"items": [{"path": "namespace", "fieldRef": {"fieldPath": "metadata.namespace"}}]}}]}))
-        .expect("a source");
-        let tokens = Tokens::from([("token".to_string(), Ok("T".to_string()))]);
-        let got = projected(&pod, &source, &around, &tokens, None, false);
-        assert_eq!(show(got), "ca.crt:644:CA namespace:644:ns token:644:T");
-        let owned = projected(&pod, &source, &around, &tokens, Some(1000), false);
-        assert_eq!(show(owned), "ca.crt:644:CA namespace:644:ns token:600:T");
     }
 }

@@ -1,0 +1,308 @@
+//! Devices for the containers of a pod: allocated before the pod starts, passed to the runtime when a
+//! container starts.
+//!
+//! In: pods, and the plugins' answers. Out: the table's entries; [`Extras`] for a container.
+//! Upstream: `allocateContainerResources`, `GetDeviceRunContainerOptions`, `deviceRunContainerOptions`.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Container, Pod};
+use tokio::time::{Instant, timeout_at};
+
+use super::messages::{Allocated, ContainerPreferredRequest};
+use super::plugin::Plugin;
+use super::table::Room;
+use super::{DevicePlugins, State};
+use crate::names;
+use crate::resources::units;
+
+/// The reason of a pod that fails because it gets no devices.
+pub const REFUSED: &str = "UnexpectedAdmissionError";
+
+/// How long a pod waits for the devices of pods that are terminating.
+const ENDING_LIMIT: Duration = Duration::from_secs(60);
+
+/// The plugins' additions to a container's spec.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Extras {
+    pub envs: Vec<(String, String)>,
+    pub mounts: Vec<cri::Mount>,
+    pub devices: Vec<cri::Device>,
+    pub annotations: Vec<(String, String)>,
+    pub cdi_devices: Vec<String>,
+}
+
+impl Extras {
+    /// The first value of a name wins.
+    fn add(&mut self, answer: &Allocated) {
+        let add = |all: &mut Vec<(String, String)>, key: &String, value: &String| {
+            if !all.iter().any(|(known, _)| known == key) {
+                all.push((key.clone(), value.clone()));
+            }
+        };
+        answer.envs.iter().for_each(|(key, value)| add(&mut self.envs, key, value));
+        answer.annotations.iter().for_each(|(key, value)| add(&mut self.annotations, key, value));
+        for device in &answer.devices {
+            if !self.devices.iter().any(|known| known.container_path == device.container_path) {
+                self.devices.push(cri::Device {
+                    container_path: device.container_path.clone(),
+                    host_path: device.host_path.clone(),
+                    permissions: device.permissions.clone(),
+                });
+            }
+        }
+        for mount in &answer.mounts {
+            if !self.mounts.iter().any(|known| known.container_path == mount.container_path) {
+                self.mounts.push(cri::Mount {
+                    container_path: mount.container_path.clone(),
+                    host_path: mount.host_path.clone(),
+                    readonly: mount.read_only,
+                    ..cri::Mount::default()
+                });
+            }
+        }
+        for device in &answer.cdi_devices {
+            if !self.cdi_devices.contains(&device.name) {
+                self.cdi_devices.push(device.name.clone());
+            }
+        }
+    }
+}
+
+/// Whether a resource claim of the pod provides this resource to the container.
+fn is_of_a_claim(pod: &Pod, container: &str, resource: &str) -> bool {
+    let status = pod.status.as_ref().and_then(|one| one.extended_resource_claim_status.as_ref());
+    status.is_some_and(|status| {
+        let mut all = status.request_mappings.iter();
+        all.any(|map| map.container_name == container && map.resource_name == resource)
+    })
+}
+
+fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
+    let spec = pod.spec.iter();
+    spec.flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers))
+}
+
+impl State {
+    /// The container's requests of plugin resources. For extended resources, limits equal requests.
+    fn asked(&self, pod: &Pod, container: &Container) -> Vec<(String, usize)> {
+        let limits = container.resources.iter().flat_map(|all| all.limits.iter().flatten());
+        let is_ours = |resource: &str| {
+            self.table.is_known(resource) && !is_of_a_claim(pod, &container.name, resource)
+        };
+        let ours = limits.filter(|(resource, _)| is_ours(resource));
+        ours.map(|(resource, amount)| {
+            (resource.clone(), usize::try_from(units(amount)).unwrap_or_default())
+        })
+        .collect()
+    }
+
+    pub fn has_all(&self, pod: &Pod) -> bool {
+        let uid = names::uid(pod);
+        containers(pod).all(|container| {
+            let asked = self.asked(pod, container);
+            let mut asked = asked.iter().filter(|(_, required)| *required > 0);
+            asked.all(|(resource, _)| self.table.has(uid, &container.name, resource))
+        })
+    }
+
+    /// Whether terminating pods hold devices that the container lacks.
+    fn can_wait(&self, pod: &Pod, container: &Container) -> bool {
+        let name = &container.name;
+        self.asked(pod, container).iter().any(|(resource, required)| {
+            let later = self.table.room_without(pod, name, resource, *required, &self.unwanted);
+            self.table.room(pod, name, resource, *required).is_err() && later.is_ok()
+        })
+    }
+
+    /// The plugin of a resource.
+    fn plugin(&self, resource: &str) -> Result<Arc<Plugin>, String> {
+        let known = self.plugins.get(resource);
+        let known = known.ok_or_else(|| format!("unknown Device Plugin {resource}"))?;
+        match self.table.is_stopped(resource) {
+            true => Err(format!("endpoint {resource} has been stopped")),
+            false => Ok(known.clone()),
+        }
+    }
+}
+
+impl DevicePlugins {
+    /// Whether the pod requests resources of device plugins.
+    pub fn concerns(&self, pod: &Pod) -> bool {
+        let state = self.state();
+        containers(pod).any(|container| !state.asked(pod, container).is_empty())
+    }
+
+    /// Allocates devices for all containers of a new pod. An error means that the pod must not start.
+    pub async fn admit(&self, pod: &Pod) -> Result<(), String> {
+        let deadline = Instant::now() + ENDING_LIMIT;
+        for container in containers(pod) {
+            self.wait_for_room(pod, container, deadline).await;
+            let done = self.allocate(pod, container).await;
+            done.map_err(|why| format!("Allocate failed due to {why}, which is unexpected"))?;
+        }
+        Ok(())
+    }
+
+    /// Waits while terminating pods may free the devices that the container lacks.
+    async fn wait_for_room(&self, pod: &Pod, container: &Container, deadline: Instant) {
+        let mut freed = self.freed.subscribe();
+        while self.state().can_wait(pod, container) {
+            if timeout_at(deadline, freed.changed()).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    async fn allocate(&self, pod: &Pod, container: &Container) -> Result<(), String> {
+        let asked = self.state().asked(pod, container);
+        let (mut is_news, mut done) = (false, Ok(()));
+        for (resource, required) in asked {
+            match self.allocate_one(pod, &container.name, &resource, required).await {
+                Ok(got) => is_news |= got,
+                Err(why) => {
+                    done = Err(why);
+                    break;
+                }
+            }
+        }
+        // The container keeps the devices that it did get, though others are missing.
+        if is_news {
+            self.save(&self.state());
+        }
+        done
+    }
+
+    /// True if the container got any device.
+    async fn allocate_one(
+        &self,
+        pod: &Pod,
+        container: &str,
+        resource: &str,
+        required: usize,
+    ) -> Result<bool, String> {
+        let room = self.state().table.room(pod, container, resource, required)?;
+        let Some(room) = room else { return Ok(false) };
+        let preferred = self.preferred(resource, room).await?;
+        let (plugin, taken) = {
+            let mut state = self.state();
+            let plugin = state.plugin(resource)?;
+            (plugin, state.table.take(pod, container, resource, required, &preferred)?)
+        };
+        let started = Instant::now();
+        let answer = plugin.allocate(taken).await;
+        self.counts.allocated(resource, started.elapsed());
+        let (answer, refused) = match answer {
+            Ok(answer) => (Some(answer), None),
+            Err(why) => (None, Some(why)),
+        };
+        self.state().table.answered(names::uid(pod), container, resource, answer);
+        refused.map_or(Ok(true), Err)
+    }
+
+    /// The plugin's preferred devices, if it offers GetPreferredAllocation.
+    async fn preferred(&self, resource: &str, room: Room) -> Result<Vec<String>, String> {
+        if room.reused.len() == room.required {
+            return Ok(vec![]);
+        }
+        let plugin = {
+            let state = self.state();
+            match state.plugins.get(resource) {
+                Some(known) if known.options.get_preferred_allocation_available => {
+                    state.plugin(resource)?
+                }
+                _ => return Ok(vec![]),
+            }
+        };
+        let asked = ContainerPreferredRequest {
+            available: room.free.union(&room.reused).cloned().collect(),
+            must_include: room.reused.into_iter().collect(),
+            size: i32::try_from(room.required).unwrap_or(i32::MAX),
+        };
+        plugin.preferred(asked).await
+    }
+
+    /// The additions for a container that is about to start.
+    pub async fn extras(&self, pod: &Pod, container: &Container) -> Result<Extras, String> {
+        let uid = names::uid(pod);
+        let asked = self.state().asked(pod, container);
+        let mut is_missing = false;
+        for (resource, _) in asked.iter().filter(|(_, required)| *required > 0) {
+            self.pre_start(uid, &container.name, resource).await?;
+            is_missing |= self.state().table.ids(uid, &container.name, resource).is_none();
+        }
+        if is_missing {
+            self.allocate(pod, container).await?;
+        }
+        let mut extras = Extras::default();
+        let state = self.state();
+        for (_, given) in state.table.of_container(uid, &container.name) {
+            given.answer.iter().for_each(|answer| extras.add(answer));
+        }
+        Ok(extras)
+    }
+
+    async fn pre_start(&self, pod: &str, container: &str, resource: &str) -> Result<(), String> {
+        let (plugin, ids): (_, BTreeSet<String>) = {
+            let state = self.state();
+            match state.plugins.get(resource) {
+                Some(known) if known.options.pre_start_required => {}
+                // Only an earlier kubelet knew whether this plugin requires PreStartContainer.
+                None if !state.table.counts(resource) => {
+                    return Err(format!(
+                        "endpoint not found in cache for a registered resource: {resource}"
+                    ));
+                }
+                _ => return Ok(()),
+            }
+            let ids = state.table.ids(pod, container, resource).ok_or_else(|| {
+                format!(
+                    "no devices found allocated in local cache for pod {pod}, container {container}, resource {resource}"
+                )
+            })?;
+            let plugin = state.plugin(resource).map_err(|why| {
+                format!("device plugin PreStartContainer rpc failed with err: {why}")
+            })?;
+            (plugin, ids)
+        };
+        plugin.pre_start(ids.into_iter().collect()).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::devices::device_plugins::messages::{CdiDevice, DeviceSpec, Mount};
+
+    #[test]
+    fn answers_of_two_plugins_are_merged() {
+        let answer = |value: &str, path: &str| Allocated {
+            envs: [("KEY".to_owned(), value.to_owned())].into(),
+            annotations: [(format!("a-{value}"), value.to_owned())].into(),
+            mounts: vec![Mount {
+                container_path: "/lib/x".into(),
+                host_path: path.into(),
+                read_only: true,
+            }],
+            devices: vec![DeviceSpec {
+                container_path: path.into(),
+                host_path: path.into(),
+                permissions: "rw".into(),
+            }],
+            cdi_devices: vec![CdiDevice { name: "example.com/d=1".into() }],
+        };
+        let mut extras = Extras::default();
+        extras.add(&answer("1", "/dev/one"));
+        extras.add(&answer("2", "/dev/two"));
+        let pair = |key: &str, value: &str| (key.to_owned(), value.to_owned());
+        assert_eq!(extras.envs, [pair("KEY", "1")]);
+        assert_eq!(extras.annotations, [pair("a-1", "1"), pair("a-2", "2")]);
+        assert_eq!(extras.cdi_devices, ["example.com/d=1"]);
+        assert_eq!(extras.mounts.len(), 1);
+        assert!(extras.mounts[0].readonly && extras.mounts[0].host_path == "/dev/one");
+        let paths: Vec<_> = extras.devices.iter().map(|one| one.host_path.as_str()).collect();
+        assert_eq!(paths, ["/dev/one", "/dev/two"]);
+    }
+}

@@ -1,0 +1,196 @@
+//! Removes unused images when the disk fills up.
+//!
+//! ```text
+//!   100 % ┬
+//!    85 % ┼ high: unused images go, the longest unused first ...
+//!    80 % ┴ low:  ... until this much is in use
+//! ```
+//!
+//! In: the disk, the runtime's images, their users. Out: removed images, and an event on the node if
+//! they free too little.
+//! Invariants: an image that a container or a pod's volume uses stays; so does an image that was first
+//! seen less than two minutes ago (its pod may be about to start), and a pinned one.
+//! Upstream: `pkg/kubelet/images/image_gc_manager.go`, every five minutes; and at once when the disk
+//! is so full that pods would be evicted.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use client::EventType;
+use cri::{Image, ImageSpec};
+use jiff::Timestamp;
+
+use crate::node::machine::Disk;
+use crate::node::upkeep::Upkeep;
+
+const PERIOD: Duration = Duration::from_secs(300);
+/// How often the disk is checked; images are listed only when it is full.
+const LOOK: Duration = Duration::from_secs(10);
+
+/// Collects garbage; never returns.
+pub async fn keep(own: Arc<Upkeep>) {
+    let mut records = Records::default();
+    let mut last: Option<Timestamp> = None;
+    loop {
+        tokio::time::sleep(LOOK).await;
+        let Some(disk) = Disk::of(&own.node.config.root_dir).filter(|disk| disk.bytes > 0) else {
+            continue;
+        };
+        let now = base::clock::now();
+        let full = (disk.free_bytes as f64) < disk.bytes as f64 * own.node.config.eviction_disk;
+        let passed = |since: Timestamp| Duration::try_from(now.duration_since(since)).ok();
+        let due = last.is_none_or(|last| passed(last).is_some_and(|passed| passed >= PERIOD));
+        if !(due || full) {
+            continue;
+        }
+        last = Some(now);
+        let wanted = match full {
+            true => Some(u64::MAX),
+            false => to_free(&disk, own.node.config.image_gc_high, own.node.config.image_gc_low),
+        };
+        if let Err(error) = collect(&own, &mut records, wanted, now).await {
+            tracing::warn!(%error, "failed to collect unused images");
+        }
+    }
+}
+
+/// The bytes to free to reach `low` percent of usage, if usage is above `high` percent.
+fn to_free(disk: &Disk, high: u64, low: u64) -> Option<u64> {
+    let used = 100 - disk.free_bytes.saturating_mul(100) / disk.bytes.max(1);
+    let goal = disk.bytes / 100 * (100 - low.min(100));
+    (used >= high).then(|| goal.saturating_sub(disk.free_bytes))
+}
+
+/// By image id: (first seen, last used).
+#[derive(Default)]
+struct Records(BTreeMap<String, (Timestamp, Option<Timestamp>)>);
+
+impl Records {
+    fn note(&mut self, images: &[Image], used: &BTreeSet<String>, now: Timestamp) {
+        self.0.retain(|id, _| images.iter().any(|image| image.id == *id));
+        for image in images {
+            let record = self.0.entry(image.id.clone()).or_insert((now, None));
+            if used.contains(&image.id) {
+                record.1 = Some(now);
+            }
+        }
+    }
+
+    /// The images that may be removed, the longest unused first.
+    fn candidates<'a>(
+        &self,
+        images: &'a [Image],
+        used: &BTreeSet<String>,
+        oldest: Timestamp,
+    ) -> Vec<&'a Image> {
+        let record = |image: &Image| self.0.get(&image.id).copied().unwrap_or((oldest, None));
+        let mut out: Vec<&Image> = images
+            .iter()
+            .filter(|image| !image.pinned && !used.contains(&image.id))
+            .filter(|image| record(image).0 <= oldest)
+            .collect();
+        out.sort_by_key(|image| (record(image).1, record(image).0));
+        out
+    }
+}
+
+async fn collect(
+    own: &Upkeep,
+    records: &mut Records,
+    wanted: Option<u64>,
+    now: Timestamp,
+) -> cri::Result<()> {
+    let runtime = &own.runtime;
+    let images = runtime.list_images(None).await?;
+    let used = in_use(own, &images).await?;
+    records.note(&images, &used, now);
+    let Some(wanted) = wanted else { return Ok(()) };
+    let oldest = now - own.node.config.image_min_age;
+    let mut freed: u64 = 0;
+    for image in records.candidates(&images, &used, oldest) {
+        if freed >= wanted {
+            break;
+        }
+        match runtime.remove_image(&ImageSpec::named(image.id.clone())).await {
+            Ok(()) => freed = freed.saturating_add(image.size),
+            Err(error) => tracing::warn!(image = image.id, %error, "failed to remove the image"),
+        }
+    }
+    if freed < wanted && wanted != u64::MAX {
+        let text = format!(
+            "Failed to garbage collect required amount of images. Attempted to free {wanted} bytes, \
+             but only found {freed} bytes eligible to free."
+        );
+        own.events.about(own.node.reference(), EventType::Warning, "FreeDiskSpaceFailed", text);
+    }
+    Ok(())
+}
+
+/// The ids of images of all containers, running or not, and of pods' image volumes.
+async fn in_use(own: &Upkeep, images: &[Image]) -> cri::Result<BTreeSet<String>> {
+    let mut out = BTreeSet::new();
+    for container in own.runtime.list_containers(None).await? {
+        let names = [
+            Some(container.image_id),
+            Some(container.image_ref),
+            container.image.map(|image| image.image),
+        ];
+        let names: Vec<String> = names.into_iter().flatten().filter(|n| !n.is_empty()).collect();
+        let is_named = |image: &&Image| {
+            let mut own = image.repo_tags.iter().chain(&image.repo_digests).chain([&image.id]);
+            own.any(|name| names.contains(name))
+        };
+        out.extend(images.iter().filter(is_named).map(|image| image.id.clone()));
+    }
+    for view in own.pods.views().into_iter().filter(|view| !view.stopped) {
+        let spec = view.pod.as_ref().and_then(|pod| pod.spec.clone()).unwrap_or_default();
+        let sources = spec.volumes.into_iter().flatten().filter_map(|volume| volume.image);
+        for reference in sources.filter_map(|source| source.reference) {
+            let named = ImageSpec::named(reference);
+            out.extend(own.runtime.image_status(&named).await?.map(|image| image.id));
+        }
+    }
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn between_the_thresholds() {
+        let check = |free: u64, expected: Option<u64>| {
+            let disk = Disk { bytes: 1000, free_bytes: free, ..Disk::default() };
+            assert_eq!(to_free(&disk, 85, 80), expected, "{free} free");
+        };
+        check(500, None);
+        check(160, None);
+        check(150, Some(50));
+        check(0, Some(200));
+    }
+
+    #[test]
+    fn the_longest_unused_go_first() {
+        let at = |second| Timestamp::from_second(second).expect("in range");
+        let image = |id: &str, pinned| Image { id: id.into(), pinned, ..Image::default() };
+        let images = [
+            image("young", false),
+            image("pinned", true),
+            image("used", false),
+            image("late", false),
+            image("early", false),
+            image("never", false),
+        ];
+        let set = |ids: &[&str]| ids.iter().map(|id| id.to_string()).collect::<BTreeSet<_>>();
+        let mut records = Records::default();
+        records.note(&images[1..], &set(&["early", "late"]), at(10));
+        records.note(&images[1..], &set(&["late"]), at(20));
+        records.note(&images, &set(&["used"]), at(100));
+        let candidates = records.candidates(&images, &set(&["used"]), at(50));
+        let ids: Vec<&str> = candidates.iter().map(|image| image.id.as_str()).collect();
+        assert_eq!(ids, ["never", "early", "late"]);
+        records.note(&images[..1], &set(&[]), at(110));
+        assert_eq!(records.0.len(), 1, "removed images are forgotten");
+    }
+}

@@ -1,0 +1,16 @@
+//! What the loops that look after the node use of the kubelet.
+
+use std::sync::Arc;
+
+use cri::Runtime;
+
+use crate::node::this::ThisNode;
+use crate::pod::events::Events;
+use crate::pod::set::PodSet;
+
+pub struct Upkeep {
+    pub node: Arc<ThisNode>,
+    pub runtime: Arc<dyn Runtime>,
+    pub events: Events,
+    pub pods: Arc<PodSet>,
+}

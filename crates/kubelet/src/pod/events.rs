@@ -1,0 +1,48 @@
+//! Events about pods and their containers.
+
+use client::{EventRecorder, EventType};
+use k8s_openapi::api::core::v1::{ObjectReference, Pod};
+
+use crate::names;
+use crate::pod::observed::Role;
+
+/// Cheap to clone.
+#[derive(Clone)]
+pub struct Events(pub EventRecorder);
+
+impl Events {
+    /// Sends an event about a pod.
+    pub fn tell(&self, pod: &Pod, kind: EventType, reason: &str, message: impl Into<String>) {
+        self.about(reference(pod, None), kind, reason, message);
+    }
+
+    pub fn warn(&self, pod: &Pod, reason: &str, message: impl Into<String>) {
+        self.tell(pod, EventType::Warning, reason, message);
+    }
+
+    pub fn about(
+        &self,
+        object: ObjectReference,
+        kind: EventType,
+        reason: &str,
+        message: impl Into<String>,
+    ) {
+        self.0.event_about(object, kind, reason, message);
+    }
+}
+
+/// The object of an event: the pod, or one of its containers. Like upstream, events of static pods
+/// name the static pod's own uid, not the mirror's.
+pub fn reference(pod: &Pod, container: Option<(Role, &str)>) -> ObjectReference {
+    let mut out = client::events::reference(pod);
+    out.namespace = Some(names::namespace(pod).into());
+    if let Some((role, name)) = container {
+        let list = match role {
+            Role::Init => "initContainers",
+            Role::Main => "containers",
+            Role::Ephemeral => "ephemeralContainers",
+        };
+        out.field_path = Some(format!("spec.{list}{{{name}}}"));
+    }
+    out
+}
