@@ -4,6 +4,10 @@ use apiserver::StatusError;
 use apiserver::admission::{Attributes, Operation, Plugin};
 use async_trait::async_trait;
 
+use crate::Row;
+
+pub(crate) const ALWAYS_ADMIT: Row = Row::disabled("AlwaysAdmit", |_| Ok(Box::new(AlwaysAdmit)));
+
 pub(crate) struct AlwaysAdmit;
 
 #[async_trait]
@@ -16,6 +20,8 @@ impl Plugin for AlwaysAdmit {
         false
     }
 }
+
+pub(crate) const ALWAYS_DENY: Row = Row::disabled("AlwaysDeny", |_| Ok(Box::new(AlwaysDeny)));
 
 pub(crate) struct AlwaysDeny;
 

@@ -6,7 +6,11 @@ use apiserver::admission::{Attributes, Operation, Plugin};
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1::Pod;
 
+use crate::Row;
+
 const ALWAYS: &str = "Always";
+
+pub(crate) const ROW: Row = Row::disabled("AlwaysPullImages", |_| Ok(Box::new(AlwaysPullImages)));
 
 pub(crate) struct AlwaysPullImages;
 

@@ -5,7 +5,12 @@ use apiserver::admission::{Attributes, Operation, Plugin};
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1::Pod;
 
+use crate::Row;
+
 const HOSTNAME: &str = "kubernetes.io/hostname";
+
+pub(crate) const ROW: Row =
+    Row::disabled("LimitPodHardAntiAffinityTopology", |_| Ok(Box::new(AntiAffinity)));
 
 pub(crate) struct AntiAffinity;
 

@@ -12,9 +12,27 @@ use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use k8s_openapi::api::certificates::v1beta1::PodCertificateRequest;
 use machinery::field::{FieldErrors, Path};
 
+use crate::Row;
+
 const GROUP: &str = "certificates.k8s.io";
 const CLIENT_SIGNER: &str = "kubernetes.io/kube-apiserver-client";
 const MASTERS: &str = "system:masters";
+
+pub(crate) const CERTIFICATE_APPROVAL: Row = Row::enabled("CertificateApproval", |options| {
+    let authorizer = options.authorizer("CertificateApproval")?;
+    Ok(Box::new(SignerUse::approval(authorizer)))
+});
+
+pub(crate) const CERTIFICATE_SIGNING: Row = Row::enabled("CertificateSigning", |options| {
+    let authorizer = options.authorizer("CertificateSigning")?;
+    Ok(Box::new(SignerUse::signing(authorizer)))
+});
+
+pub(crate) const CLUSTER_TRUST_BUNDLE_ATTEST: Row =
+    Row::enabled("ClusterTrustBundleAttest", |options| {
+        let authorizer = options.authorizer("ClusterTrustBundleAttest")?;
+        Ok(Box::new(SignerUse::attest(authorizer)))
+    });
 
 /// One of the three plugins that check whether the user may use a signer.
 pub(crate) struct SignerUse {
@@ -167,6 +185,9 @@ impl Plugin for PodCertificateSigning {
         Err(StatusError::invalid(GROUP, &ctx.resource.kind, name, errors))
     }
 }
+
+pub(crate) const CERTIFICATE_SUBJECT_RESTRICTION: Row =
+    Row::enabled("CertificateSubjectRestriction", |_| Ok(Box::new(SubjectRestriction)));
 
 pub(crate) struct SubjectRestriction;
 

@@ -7,6 +7,11 @@ use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::api::storage::v1::StorageClass;
 use machinery::quantity::Amount;
 
+use crate::Row;
+
+pub(crate) const ROW: Row =
+    Row::enabled("PersistentVolumeClaimResize", |_| Ok(Box::new(ClaimResize)));
+
 pub(crate) struct ClaimResize;
 
 #[async_trait]

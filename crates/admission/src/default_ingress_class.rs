@@ -5,10 +5,14 @@ use apiserver::admission::{Attributes, Operation, Plugin};
 use async_trait::async_trait;
 use k8s_openapi::api::networking::v1::{Ingress, IngressClass};
 
+use crate::Row;
 use crate::default_storage_class::newest_default;
 
 const DEFAULT: &str = "ingressclass.kubernetes.io/is-default-class";
 const OLD_CLASS: &str = "kubernetes.io/ingress.class";
+
+pub(crate) const ROW: Row =
+    Row::enabled("DefaultIngressClass", |_| Ok(Box::new(DefaultIngressClass)));
 
 pub(crate) struct DefaultIngressClass;
 

@@ -7,11 +7,16 @@ use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::api::storage::v1::StorageClass;
 use machinery::Object;
 
+use crate::Row;
+
 const DEFAULT: [&str; 2] = [
     "storageclass.kubernetes.io/is-default-class",
     "storageclass.beta.kubernetes.io/is-default-class",
 ];
 const OLD_CLASS: &str = "volume.beta.kubernetes.io/storage-class";
+
+pub(crate) const ROW: Row =
+    Row::enabled("DefaultStorageClass", |_| Ok(Box::new(DefaultStorageClass)));
 
 pub(crate) struct DefaultStorageClass;
 

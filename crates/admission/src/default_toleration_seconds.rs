@@ -6,8 +6,13 @@ use apiserver::admission::{Attributes, Operation, Plugin};
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1::{Pod, Toleration};
 
+use crate::Row;
+
 const SECONDS: i64 = 300;
 const TAINTS: [&str; 2] = ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"];
+
+pub(crate) const ROW: Row =
+    Row::enabled("DefaultTolerationSeconds", |_| Ok(Box::new(DefaultTolerationSeconds)));
 
 pub(crate) struct DefaultTolerationSeconds;
 

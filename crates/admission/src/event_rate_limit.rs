@@ -12,6 +12,8 @@ use lru::LruCache;
 use serde::Deserialize;
 use tokio::time::Instant;
 
+use crate::Row;
+
 const CACHE_SIZE: usize = 4096;
 
 #[derive(Deserialize)]
@@ -48,6 +50,11 @@ struct Enforcer {
     /// By key; the least recently used one is evicted first.
     buckets: Mutex<LruCache<String, Bucket>>,
 }
+
+pub(crate) const ROW: Row = Row::disabled("EventRateLimit", |options| {
+    let configuration = options.configuration.of("EventRateLimit");
+    Ok(Box::new(EventRateLimit::new(configuration)?))
+});
 
 pub(crate) struct EventRateLimit(Vec<Enforcer>);
 

@@ -8,6 +8,11 @@ use apiserver::admission::{Attributes, Operation, Plugin};
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1::{Pod, Toleration};
 
+use crate::Row;
+
+pub(crate) const ROW: Row =
+    Row::disabled("ExtendedResourceToleration", |_| Ok(Box::new(ExtendedResourceToleration)));
+
 pub(crate) struct ExtendedResourceToleration;
 
 #[async_trait]

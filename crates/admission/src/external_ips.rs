@@ -5,6 +5,11 @@ use apiserver::admission::{Attributes, Operation, Plugin};
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1::Service;
 
+use crate::Row;
+
+pub(crate) const ROW: Row =
+    Row::disabled("DenyServiceExternalIPs", |_| Ok(Box::new(DenyExternalIps)));
+
 pub(crate) struct DenyExternalIps;
 
 #[async_trait]

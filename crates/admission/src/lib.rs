@@ -20,6 +20,7 @@ mod matching;
 mod namespace_exists;
 mod namespace_lifecycle;
 mod node_restriction;
+mod pod_group_protection;
 mod pod_node_selector;
 mod pod_resize;
 mod pod_security;
@@ -64,100 +65,87 @@ impl Options {
     }
 }
 
-/// Name, whether it is enabled by default, and its constructor.
-type Entry = (&'static str, bool, fn(&Options) -> Result<Box<dyn Plugin>, String>);
+/// The registration of a plugin, in the plugin's file.
+pub(crate) struct Row {
+    pub name: &'static str,
+    make: Make,
+    /// Whether it runs without `--enable-admission-plugins`.
+    default: bool,
+    /// The feature gate without which it never runs.
+    gate: Option<Feature>,
+}
 
-/// In upstream's order. Namespaces come first, because requests in a terminating one are rejected anyway.
+type Make = fn(&Options) -> Result<Box<dyn Plugin>, String>;
+
+impl Row {
+    /// A plugin that runs unless `--disable-admission-plugins` names it.
+    pub const fn enabled(name: &'static str, make: Make) -> Self {
+        Self { name, make, default: true, gate: None }
+    }
+
+    /// A plugin that runs if `--enable-admission-plugins` names it.
+    pub const fn disabled(name: &'static str, make: Make) -> Self {
+        Self { name, make, default: false, gate: None }
+    }
+
+    /// The plugin runs only while this feature gate is enabled.
+    pub const fn gated(mut self, gate: Feature) -> Self {
+        self.gate = Some(gate);
+        self
+    }
+
+    fn is_enabled(&self, options: &Options) -> bool {
+        let says = |list: &[String]| list.iter().any(|one| one == self.name);
+        (self.default || says(&options.enable))
+            && !says(&options.disable)
+            && self.gate.is_none_or(features::enabled)
+    }
+}
+
+/// The order of execution, which is upstream's. Namespaces come first, because requests in a terminating one are
+/// rejected anyway.
 /// Fields that later plugins read (the priority, the service account) are set before these run; webhooks
 /// run after all plugins that set fields, and quotas last, because the counted amounts must not change.
 ///
 /// Deviation: NodeRestriction is enabled, as by every installer of upstream.
-const PLUGINS: &[Entry] = &[
-    ("AlwaysAdmit", false, |_| Ok(Box::new(always::AlwaysAdmit))),
-    ("NamespaceAutoProvision", false, |_| Ok(Box::new(namespace_exists::NamespaceAutoProvision))),
-    ("NamespaceLifecycle", true, |_| Ok(Box::new(namespace_lifecycle::NamespaceLifecycle))),
-    ("NamespaceExists", false, |_| Ok(Box::new(namespace_exists::NamespaceExists))),
-    ("LimitPodHardAntiAffinityTopology", false, |_| Ok(Box::new(anti_affinity::AntiAffinity))),
-    ("LimitRanger", true, |_| Ok(Box::new(limit_ranger::LimitRanger))),
-    ("ServiceAccount", true, |_| Ok(Box::new(service_account::ServiceAccounts))),
-    ("NodeRestriction", true, |options| {
-        let authorizer = options.authorizer("NodeRestriction")?;
-        Ok(Box::new(node_restriction::NodeRestriction { authorizer }))
-    }),
-    ("TaintNodesByCondition", true, |_| {
-        Ok(Box::new(taint_nodes_by_condition::TaintNodesByCondition))
-    }),
-    ("AlwaysPullImages", false, |_| Ok(Box::new(always_pull_images::AlwaysPullImages))),
-    ("PodSecurity", true, |options| {
-        let configuration = options.configuration.of("PodSecurity");
-        Ok(Box::new(pod_security::PodSecurity::new(configuration)?))
-    }),
-    ("PodNodeSelector", false, |options| {
-        let configuration = options.configuration.of("PodNodeSelector");
-        Ok(Box::new(pod_node_selector::PodNodeSelector::new(configuration)?))
-    }),
-    ("Priority", true, |_| Ok(Box::new(priority::Priority::new()))),
-    ("DefaultTolerationSeconds", true, |_| {
-        Ok(Box::new(default_toleration_seconds::DefaultTolerationSeconds))
-    }),
-    ("PodTolerationRestriction", false, |options| {
-        let configuration = options.configuration.of("PodTolerationRestriction");
-        let made = pod_toleration_restriction::PodTolerationRestriction::new(configuration)?;
-        Ok(Box::new(made))
-    }),
-    ("EventRateLimit", false, |options| {
-        let configuration = options.configuration.of("EventRateLimit");
-        Ok(Box::new(event_rate_limit::EventRateLimit::new(configuration)?))
-    }),
-    ("ExtendedResourceToleration", false, |_| {
-        Ok(Box::new(extended_resource_toleration::ExtendedResourceToleration))
-    }),
-    ("DefaultStorageClass", true, |_| Ok(Box::new(default_storage_class::DefaultStorageClass))),
-    ("StorageObjectInUseProtection", true, |_| Ok(Box::new(storage_in_use::StorageInUse))),
-    ("PersistentVolumeClaimResize", true, |_| Ok(Box::new(claim_resize::ClaimResize))),
-    ("RuntimeClass", true, |_| Ok(Box::new(runtime_class::RuntimeClass))),
-    ("CertificateApproval", true, |options| {
-        let authorizer = options.authorizer("CertificateApproval")?;
-        Ok(Box::new(certificates::SignerUse::approval(authorizer)))
-    }),
-    ("CertificateSigning", true, |options| {
-        let authorizer = options.authorizer("CertificateSigning")?;
-        Ok(Box::new(certificates::SignerUse::signing(authorizer)))
-    }),
-    ("ClusterTrustBundleAttest", true, |options| {
-        let authorizer = options.authorizer("ClusterTrustBundleAttest")?;
-        Ok(Box::new(certificates::SignerUse::attest(authorizer)))
-    }),
-    ("CertificateSubjectRestriction", true, |_| Ok(Box::new(certificates::SubjectRestriction))),
-    ("DefaultIngressClass", true, |_| Ok(Box::new(default_ingress_class::DefaultIngressClass))),
-    ("DenyServiceExternalIPs", false, |_| Ok(Box::new(external_ips::DenyExternalIps))),
-    ("PodTopologyLabels", true, |_| Ok(Box::new(topology_labels::TopologyLabels))),
-    ("PodResizeValidator", true, |_| Ok(Box::new(pod_resize::PodResize))),
-    ("MutatingAdmissionPolicy", true, |options| {
-        Ok(Box::new(policy::MutatingPolicies::new(options.authorizer.clone())))
-    }),
-    ("MutatingAdmissionWebhook", true, |options| {
-        Ok(Box::new(webhook::MutatingWebhooks::new(options.authorizer.clone())))
-    }),
-    ("ValidatingAdmissionPolicy", true, |options| {
-        Ok(Box::new(policy::ValidatingPolicies::new(options.authorizer.clone())))
-    }),
-    ("ValidatingAdmissionWebhook", true, |options| {
-        Ok(Box::new(webhook::ValidatingWebhooks::new(options.authorizer.clone())))
-    }),
-    ("ResourceQuota", true, |_| Ok(Box::new(resource_quota::ResourceQuota::new()))),
-    ("AlwaysDeny", false, |_| Ok(Box::new(always::AlwaysDeny))),
+const PLUGINS: &[Row] = &[
+    always::ALWAYS_ADMIT,
+    namespace_exists::NAMESPACE_AUTO_PROVISION,
+    namespace_lifecycle::ROW,
+    namespace_exists::NAMESPACE_EXISTS,
+    anti_affinity::ROW,
+    limit_ranger::ROW,
+    service_account::ROW,
+    node_restriction::ROW,
+    taint_nodes_by_condition::ROW,
+    always_pull_images::ROW,
+    pod_security::ROW,
+    pod_node_selector::ROW,
+    priority::ROW,
+    default_toleration_seconds::ROW,
+    pod_toleration_restriction::ROW,
+    event_rate_limit::ROW,
+    extended_resource_toleration::ROW,
+    default_storage_class::ROW,
+    storage_in_use::ROW,
+    pod_group_protection::ROW,
+    claim_resize::ROW,
+    runtime_class::ROW,
+    certificates::CERTIFICATE_APPROVAL,
+    certificates::CERTIFICATE_SIGNING,
+    certificates::CLUSTER_TRUST_BUNDLE_ATTEST,
+    certificates::CERTIFICATE_SUBJECT_RESTRICTION,
+    default_ingress_class::ROW,
+    external_ips::ROW,
+    topology_labels::ROW,
+    pod_resize::ROW,
+    policy::mutating::ROW,
+    webhook::mutating::ROW,
+    policy::validating::ROW,
+    webhook::validating::ROW,
+    resource_quota::ROW,
+    always::ALWAYS_DENY,
 ];
-
-/// Plugins that need a feature gate.
-const GATED: &[(&str, Feature)] = &[
-    ("PodTopologyLabels", Feature::PodTopologyLabelsAdmission),
-    ("MutatingAdmissionPolicy", Feature::MutatingAdmissionPolicy),
-];
-
-fn is_open(plugin: &str) -> bool {
-    GATED.iter().all(|(name, gate)| *name != plugin || features::enabled(*gate))
-}
 
 /// Joins errors into one text, without duplicates. Upstream: `utilerrors.NewAggregate`.
 pub(crate) fn aggregate(mut errors: Vec<String>) -> Option<String> {
@@ -173,22 +161,16 @@ pub(crate) fn aggregate(mut errors: Vec<String>) -> Option<String> {
 /// The chain of the enabled plugins. An unknown name is an error that lists the known ones.
 pub fn chain(options: &Options) -> Result<Chain, String> {
     for name in options.enable.iter().chain(&options.disable) {
-        if !PLUGINS.iter().any(|(known, ..)| known == name) {
-            let known: Vec<&str> = PLUGINS.iter().map(|(name, ..)| *name).collect();
+        if !PLUGINS.iter().any(|row| row.name == name) {
+            let known: Vec<&str> = PLUGINS.iter().map(|row| row.name).collect();
             return Err(format!(
                 "unknown admission plugin {name:?}; known are {}",
                 known.join(", ")
             ));
         }
     }
-    let says = |list: &[String], name: &str| list.iter().any(|one| one == name);
-    let on = |entry: &&Entry| {
-        (entry.1 || says(&options.enable, entry.0))
-            && !says(&options.disable, entry.0)
-            && is_open(entry.0)
-    };
-    let made: Result<Vec<_>, String> =
-        PLUGINS.iter().filter(on).map(|(_, _, make)| make(options)).collect();
+    let enabled = PLUGINS.iter().filter(|row| row.is_enabled(options));
+    let made: Result<Vec<_>, String> = enabled.map(|row| (row.make)(options)).collect();
     Ok(Chain(made?))
 }
 
@@ -224,15 +206,30 @@ mod tests {
         };
         assert_eq!(
             names(&[], &[]).map(|all| all.len()),
-            Ok(super::PLUGINS.iter().filter(|(_, on, _)| *on).count())
+            Ok(super::PLUGINS
+                .iter()
+                .filter(|row| row.default && row.gate.is_none_or(features::enabled))
+                .count())
         );
         assert_eq!(names(&[], &["Priority"]).map(|all| all.contains(&"Priority")), Ok(false));
         assert!(names(&["Nope"], &[]).is_err());
-        for (name, gate) in super::GATED {
-            let gates = Gates::DEFAULT.with(*gate, false);
-            let there =
-                features::scoped(gates, || names(&[name], &[])).map(|all| all.contains(name));
-            assert_eq!(there, Ok(false), "{name}");
+        for row in super::PLUGINS {
+            let Some(gate) = row.gate else { continue };
+            let gates = Gates::DEFAULT.with(gate, false);
+            let enabled = features::scoped(gates, || names(&[row.name], &[]));
+            assert_eq!(enabled.map(|all| all.contains(&row.name)), Ok(false), "{}", row.name);
+        }
+    }
+
+    #[test]
+    fn a_row_has_the_name_of_its_plugin() {
+        let options =
+            super::Options { authorizer: Some(Arc::new(Nobody)), ..super::Options::default() };
+        for row in super::PLUGINS {
+            // EventRateLimit alone cannot be made without a configuration.
+            if let Ok(plugin) = (row.make)(&options) {
+                assert_eq!(plugin.name(), row.name);
+            }
         }
     }
 }

@@ -12,10 +12,13 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use machinery::quantity::Amount;
 
+use crate::Row;
 use crate::aggregate;
 use crate::resources::{Measure, Resources, Which, of_pod, resources};
 
 const ANNOTATION: &str = "kubernetes.io/limit-ranger";
+
+pub(crate) const ROW: Row = Row::enabled("LimitRanger", |_| Ok(Box::new(LimitRanger)));
 
 pub(crate) struct LimitRanger;
 

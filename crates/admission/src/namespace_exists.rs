@@ -9,6 +9,11 @@ use async_trait::async_trait;
 use k8s_openapi::api::core::v1::Namespace;
 use machinery::status::Reason;
 
+use crate::Row;
+
+pub(crate) const NAMESPACE_EXISTS: Row =
+    Row::disabled("NamespaceExists", |_| Ok(Box::new(NamespaceExists)));
+
 pub(crate) struct NamespaceExists;
 
 #[async_trait]
@@ -35,6 +40,9 @@ impl Plugin for NamespaceExists {
         }
     }
 }
+
+pub(crate) const NAMESPACE_AUTO_PROVISION: Row =
+    Row::disabled("NamespaceAutoProvision", |_| Ok(Box::new(NamespaceAutoProvision)));
 
 pub(crate) struct NamespaceAutoProvision;
 

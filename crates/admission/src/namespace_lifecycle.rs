@@ -6,9 +6,14 @@ use apiserver::admission::{Attributes, Operation, Plugin};
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1::Namespace;
 
+use crate::Row;
+
 const IMMORTAL: [&str; 3] = ["default", "kube-system", "kube-public"];
 /// Reviews are not stored, so their namespace need not exist.
 const REVIEW_GROUP: &str = "authorization.k8s.io";
+
+pub(crate) const ROW: Row =
+    Row::enabled("NamespaceLifecycle", |_| Ok(Box::new(NamespaceLifecycle)));
 
 pub(crate) struct NamespaceLifecycle;
 

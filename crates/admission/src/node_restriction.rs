@@ -21,10 +21,17 @@ use release::features::{self, Feature};
 
 use references::Reference;
 
+use crate::Row;
+
 const USER_PREFIX: &str = "system:node:";
 const GROUP: &str = "system:nodes";
 const MIRROR: &str = "kubernetes.io/config.mirror";
 const LEASES: &str = "kube-node-lease";
+
+pub(crate) const ROW: Row = Row::enabled("NodeRestriction", |options| {
+    let authorizer = options.authorizer("NodeRestriction")?;
+    Ok(Box::new(NodeRestriction { authorizer }))
+});
 
 /// See the module.
 pub(crate) struct NodeRestriction {

@@ -8,10 +8,17 @@ use apiserver::admission::{Attributes, Operation, Plugin};
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 
+use crate::Row;
+
 const ANNOTATION: &str = "scheduler.alpha.kubernetes.io/node-selector";
 const CLUSTER: &str = "clusterDefaultNodeSelector";
 
 type Labels = BTreeMap<String, String>;
+
+pub(crate) const ROW: Row = Row::disabled("PodNodeSelector", |options| {
+    let configuration = options.configuration.of("PodNodeSelector");
+    Ok(Box::new(PodNodeSelector::new(configuration)?))
+});
 
 /// Selectors of the configuration by namespace, and the cluster's.
 pub(crate) struct PodNodeSelector(Labels);

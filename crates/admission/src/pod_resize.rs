@@ -5,9 +5,12 @@ use apiserver::admission::{Attributes, Operation, Plugin};
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1::{Node, Pod};
 
+use crate::Row;
 use crate::resources::{Measure, Which, of_pod, resources};
 
 const OS: &str = "kubernetes.io/os";
+
+pub(crate) const ROW: Row = Row::enabled("PodResizeValidator", |_| Ok(Box::new(PodResize)));
 
 pub(crate) struct PodResize;
 

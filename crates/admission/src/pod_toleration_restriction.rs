@@ -7,9 +7,17 @@ use async_trait::async_trait;
 use k8s_openapi::api::core::v1::{Namespace, Pod, Toleration};
 use serde::Deserialize;
 
+use crate::Row;
+
 const DEFAULTS: &str = "scheduler.alpha.kubernetes.io/defaultTolerations";
 const ALLOWED: &str = "scheduler.alpha.kubernetes.io/tolerationsWhitelist";
 const MEMORY_PRESSURE: &str = "node.kubernetes.io/memory-pressure";
+
+pub(crate) const ROW: Row = Row::disabled("PodTolerationRestriction", |options| {
+    let configuration = options.configuration.of("PodTolerationRestriction");
+    let made = PodTolerationRestriction::new(configuration)?;
+    Ok(Box::new(made))
+});
 
 #[derive(Default, Deserialize)]
 #[serde(default)]

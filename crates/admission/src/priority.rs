@@ -8,6 +8,10 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use machinery::Object;
 
+use crate::Row;
+
+pub(crate) const ROW: Row = Row::enabled("Priority", |_| Ok(Box::new(Priority::new())));
+
 pub(crate) struct Priority {
     default: Compiled<PriorityClass, Option<PriorityClass>>,
 }

@@ -6,9 +6,12 @@ use async_trait::async_trait;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::node::v1::RuntimeClass as Class;
 
+use crate::Row;
 use crate::resources::resources;
 
 const MISMATCH: &str = "pod rejected: Pod's Overhead doesn't match RuntimeClass's defined Overhead";
+
+pub(crate) const ROW: Row = Row::enabled("RuntimeClass", |_| Ok(Box::new(RuntimeClass)));
 
 pub(crate) struct RuntimeClass;
 

@@ -11,6 +11,8 @@ use k8s_openapi::api::core::v1::{
 };
 use machinery::Object;
 
+use crate::Row;
+
 const DEFAULT: &str = "default";
 const MOUNT_PATH: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 /// An annotation of an account: its pods may use only its own secrets.
@@ -19,6 +21,8 @@ const MIRROR: &str = "kubernetes.io/config.mirror";
 /// An hour and a few seconds, which marks upstream's own tokens.
 const EXPIRATION_SECONDS: i64 = 3607;
 const MODE: i32 = 0o644;
+
+pub(crate) const ROW: Row = Row::enabled("ServiceAccount", |_| Ok(Box::new(ServiceAccounts)));
 
 pub(crate) struct ServiceAccounts;
 

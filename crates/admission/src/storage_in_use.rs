@@ -5,11 +5,16 @@ use apiserver::StatusError;
 use apiserver::admission::{Attributes, Operation, Plugin};
 use async_trait::async_trait;
 
+use crate::Row;
+
 const FINALIZERS: [(&str, &str, &str); 3] = [
     ("", "persistentvolumes", "kubernetes.io/pv-protection"),
     ("", "persistentvolumeclaims", "kubernetes.io/pvc-protection"),
     ("storage.k8s.io", "volumeattributesclasses", "kubernetes.io/vac-protection"),
 ];
+
+pub(crate) const ROW: Row =
+    Row::enabled("StorageObjectInUseProtection", |_| Ok(Box::new(StorageInUse)));
 
 pub(crate) struct StorageInUse;
 

@@ -5,7 +5,12 @@ use apiserver::admission::{Attributes, Operation, Plugin};
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1::{Node, Taint};
 
+use crate::Row;
+
 const NOT_READY: &str = "node.kubernetes.io/not-ready";
+
+pub(crate) const ROW: Row =
+    Row::enabled("TaintNodesByCondition", |_| Ok(Box::new(TaintNodesByCondition)));
 
 pub(crate) struct TaintNodesByCondition;
 

@@ -7,8 +7,14 @@ use apiserver::StatusError;
 use apiserver::admission::{Attributes, Operation, Plugin};
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1::{Binding, Node, Pod};
+use release::features::Feature;
+
+use crate::Row;
 
 const LABELS: [&str; 2] = ["topology.kubernetes.io/zone", "topology.kubernetes.io/region"];
+
+pub(crate) const ROW: Row = Row::enabled("PodTopologyLabels", |_| Ok(Box::new(TopologyLabels)))
+    .gated(Feature::PodTopologyLabelsAdmission);
 
 pub(crate) struct TopologyLabels;
 

@@ -11,54 +11,81 @@ use std::time::Duration;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use client::{
-    Api, DeleteParams, ErrorExt, ObjectKey, Outcome, PostParams, Preconditions, Result, WorkQueue,
-    spawn_workers,
+    Api, Client, DeleteParams, ErrorExt, Lister, Outcome, PostParams, Preconditions, Result,
 };
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use machinery::selector::Selector;
 use sha2::{Digest, Sha256};
 
-use crate::context::{Context, Descriptor};
+use crate::descriptor::{Descriptor, Row, or_gone, own};
 
-pub const CLEANER: Descriptor = Descriptor {
+pub const CLEANER: &dyn Row = &Descriptor::<Cleaner> {
     name: "token-cleaner-controller",
     account: "token-cleaner",
     component: "token-cleaner",
-    start: start_cleaner,
+    queue: "token_cleaner",
+    workers: 1,
+    new: |setup| {
+        let secrets = setup.scoped(Some("kube-system"), TYPE).lister();
+        Some(Cleaner { client: setup.client.clone(), secrets })
+    },
+    watches: &[&own::<Secret>().within(Some("kube-system"), TYPE)],
+    reconcile: |this, key| {
+        Box::pin(async move {
+            let Some(secret) = this.secrets.get_key(&key) else { return Ok(Outcome::Done) };
+            clean(&this.client.api(Some(&key.namespace)), &secret).await
+        })
+    },
 };
 
-pub const SIGNER: Descriptor = Descriptor {
+pub const SIGNER: &dyn Row = &Descriptor::<Signer, ()> {
     name: "bootstrap-signer-controller",
     account: "bootstrap-signer",
     component: "bootstrap-signer",
-    start: start_signer,
+    queue: "bootstrap_signer_queue",
+    workers: 1,
+    new: |setup| {
+        Some(Signer {
+            client: setup.client.clone(),
+            secrets: setup.scoped(Some("kube-system"), TYPE).lister(),
+            maps: setup.scoped(Some("kube-public"), INFO).lister(),
+        })
+    },
+    watches: &[
+        &own::<Secret>().within(Some("kube-system"), TYPE),
+        &own::<ConfigMap>().within(Some("kube-public"), INFO),
+    ],
+    reconcile: |this, ()| Box::pin(async move { this.reconcile().await }),
 };
 
 const TYPE: &str = "type=bootstrap.kubernetes.io/token";
+const INFO: &str = "metadata.name=cluster-info";
 const PREFIX: &str = "bootstrap-token-";
 const SIGNATURE: &str = "jws-kubeconfig-";
 const CONFIG: &str = "kubeconfig";
 
-fn start_cleaner(context: Context) {
-    let secrets = context.informers.scoped::<Secret>(Some("kube-system"), TYPE, "");
-    let queue: WorkQueue<ObjectKey> = WorkQueue::new("token_cleaner");
-    let adds = queue.clone();
-    secrets.subscribe_raw(move |event| adds.add(event.entry().header.key.clone()));
-    let (tasks, lister) = (context.tasks.clone(), secrets.lister());
-    tasks.clone().spawn("token-cleaner", async move {
-        secrets.synced().await;
-        spawn_workers(&tasks, &queue, 1, move |key: ObjectKey| {
-            let secret = lister.get_key(&key);
-            let api: Api<Secret> = context.client.api(Some(&key.namespace));
-            async move {
-                match secret {
-                    Some(secret) => clean(&api, &secret).await,
-                    None => Ok(Outcome::Done),
-                }
-            }
-        });
-    });
+struct Cleaner {
+    client: Client,
+    secrets: Lister<Secret>,
+}
+
+struct Signer {
+    client: Client,
+    secrets: Lister<Secret>,
+    maps: Lister<ConfigMap>,
+}
+
+impl Signer {
+    async fn reconcile(&self) -> Result<Outcome> {
+        let map = self.maps.get("kube-public", "cluster-info");
+        let all = self.secrets.list(None, &Selector::everything());
+        let Some(map) = map.and_then(|map| sign(&map, &all, base::clock::now())) else {
+            return Ok(Outcome::Done);
+        };
+        let api: Api<ConfigMap> = self.client.api(Some("kube-public"));
+        or_gone(api.replace("cluster-info", &PostParams::default(), &map).await)
+    }
 }
 
 async fn clean(api: &Api<Secret>, secret: &Secret) -> Result<Outcome> {
@@ -85,36 +112,6 @@ fn remaining(secret: &Secret, now: Timestamp) -> Option<Duration> {
     let expiry = text(secret, "expiration").filter(|text| !text.is_empty())?;
     let Ok(expiry) = expiry.parse::<Timestamp>() else { return Some(Duration::ZERO) };
     Some(Duration::try_from(expiry.duration_since(now)).unwrap_or_default())
-}
-
-fn start_signer(context: Context) {
-    let secrets = context.informers.scoped::<Secret>(Some("kube-system"), TYPE, "");
-    let name = "metadata.name=cluster-info";
-    let maps = context.informers.scoped::<ConfigMap>(Some("kube-public"), name, "");
-    let queue: WorkQueue<()> = WorkQueue::new("bootstrap_signer_queue");
-    let adds = queue.clone();
-    secrets.subscribe_raw(move |_| adds.add(()));
-    let adds = queue.clone();
-    maps.subscribe_raw(move |_| adds.add(()));
-    let tasks = context.tasks.clone();
-    tasks.clone().spawn("bootstrap-signer", async move {
-        secrets.synced().await;
-        maps.synced().await;
-        spawn_workers(&tasks, &queue, 1, move |()| {
-            let map = maps.lister().get("kube-public", "cluster-info");
-            let all = secrets.lister().list(None, &Selector::everything());
-            let signed = map.and_then(|map| sign(&map, &all, base::clock::now()));
-            let api: Api<ConfigMap> = context.client.api(Some("kube-public"));
-            async move {
-                let Some(map) = signed else { return Ok(Outcome::Done) };
-                let written = api.replace("cluster-info", &PostParams::default(), &map).await;
-                match written {
-                    Err(error) if error.is_not_found() => Ok(Outcome::Done),
-                    done => done.map(|_| Outcome::Done),
-                }
-            }
-        });
-    });
 }
 
 /// The map with the signatures that it should have; `None` if it has them. Pure.

@@ -28,28 +28,34 @@ mod signing;
 
 use std::sync::Arc;
 
-use client::{Lister, Outcome, Result, WorkQueue, spawn_workers};
 use k8s_openapi::api::certificates::v1::{
     CertificateSigningRequest, CertificateSigningRequestCondition, CertificateSigningRequestSpec,
 };
-use k8s_openapi::api::core::v1::Node;
 use machinery::Time;
-use pki::{Authority, Component, Csr, Identity, San};
+use pki::{Component, Csr, Identity, San};
 
-use crate::context::{Context, Descriptor};
+use crate::descriptor::{Descriptor, Row, own};
 
-pub const APPROVER: Descriptor = Descriptor {
+pub const APPROVER: &dyn Row = &Descriptor::<approval::Approver, Arc<str>> {
     name: "certificatesigningrequest-approving-controller",
     account: "certificate-controller",
     component: "certificate-controller",
-    start: start_approver,
+    queue: "csr-approver",
+    workers: 5,
+    new: |setup| Some(approval::Approver::new(setup)),
+    watches: &[&own::<CertificateSigningRequest>()],
+    reconcile: |this, key| Box::pin(async move { this.reconcile(&key).await }),
 };
 
-pub const SIGNER: Descriptor = Descriptor {
+pub const SIGNER: &dyn Row = &Descriptor::<signing::Signer, Arc<str>> {
     name: "certificatesigningrequest-signing-controller",
     account: "certificate-controller",
     component: "certificate-controller",
-    start: start_signer,
+    queue: "csr-signer",
+    workers: 5,
+    new: signing::Signer::new,
+    watches: &[&own::<CertificateSigningRequest>()],
+    reconcile: |this, key| Box::pin(async move { this.reconcile(&key).await }),
 };
 
 const KUBELET_CLIENT: &str = "kubernetes.io/kube-apiserver-client-kubelet";
@@ -58,65 +64,6 @@ const CLIENT: &str = "kubernetes.io/kube-apiserver-client";
 const LEGACY: &str = "kubernetes.io/legacy-unknown";
 const NODES: &str = "system:nodes";
 const NODE_PREFIX: &str = "system:node:";
-fn start_approver(context: Context) {
-    let approver = Arc::new(approval::Approver::new(&context));
-    run(context.clone(), "csr-approver", move |context, csr| {
-        let approver = approver.clone();
-        async move { approver.reconcile(&context, &csr).await }
-    });
-}
-
-fn start_signer(context: Context) {
-    let (Some(cert), Some(key)) = (&context.options.signing_cert, &context.options.signing_key)
-    else {
-        tracing::info!("no signing certificate is given: no requests are signed");
-        return;
-    };
-    let authority = match Authority::from_pem(cert, key) {
-        Ok(authority) => Arc::new(authority),
-        Err(error) => {
-            tracing::error!(%error, "the signing certificate cannot be used: no requests are signed");
-            return;
-        }
-    };
-    let nodes = context.informers.of::<Node>();
-    run(context.clone(), "csr-signer", move |context, csr| {
-        let (authority, nodes) = (authority.clone(), nodes.clone());
-        async move {
-            nodes.synced().await;
-            signing::reconcile(&context, &authority, &nodes.lister(), &csr).await
-        }
-    });
-}
-
-fn run<F>(
-    context: Context,
-    name: &'static str,
-    work: impl Fn(Context, Arc<CertificateSigningRequest>) -> F + Clone + Send + Sync + 'static,
-) where
-    F: Future<Output = Result<Outcome>> + Send + 'static,
-{
-    let requests = context.informers.of::<CertificateSigningRequest>();
-    let queue: WorkQueue<Arc<str>> = WorkQueue::new(name);
-    let adds = queue.clone();
-    requests.subscribe_raw(move |event| adds.add(event.entry().header.key.name.clone()));
-    let tasks = context.tasks.clone();
-    tasks.clone().spawn(name, async move {
-        requests.synced().await;
-        let lister: Lister<CertificateSigningRequest> = requests.lister();
-        spawn_workers(&tasks, &queue, 5, move |name: Arc<str>| {
-            let found = lister.get("", &name);
-            let (work, context) = (work.clone(), context.clone());
-            async move {
-                match found {
-                    Some(csr) => work(context, csr).await,
-                    None => Ok(Outcome::Done),
-                }
-            }
-        });
-    });
-}
-
 fn has_condition(csr: &CertificateSigningRequest, kind: &str) -> bool {
     let conditions = csr.status.iter().flat_map(|status| status.conditions.iter().flatten());
     conditions.into_iter().any(|one| one.type_ == kind)

@@ -8,30 +8,41 @@
 use std::sync::Arc;
 
 use client::{
-    Api, ErrorExt, Lister, ObjectKey, Outcome, PostParams, Result, View, Whole, WorkQueue,
-    spawn_workers,
+    Api, Client, Event, Lister, ObjectKey, Outcome, PostParams, Result, View, Whole, WorkQueue,
 };
 use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule};
 use machinery::selector::Selector;
 
-use crate::context::{Context, Descriptor};
+use crate::descriptor::{Descriptor, Row, on, or_gone};
 
-pub const DESCRIPTOR: Descriptor = Descriptor {
+pub const DESCRIPTOR: &dyn Row = &Descriptor::<Controller> {
     name: "clusterrole-aggregation-controller",
     account: "clusterrole-aggregation-controller",
     component: "clusterrole-aggregation-controller",
-    start,
+    queue: "ClusterRoleAggregator",
+    workers: 5,
+    new: |setup| {
+        Some(Controller {
+            client: setup.client.clone(),
+            roles: setup.lister(),
+            all: setup.view::<ClusterRole, _>(),
+        })
+    },
+    watches: &[
+        // Any role may be a part of any other.
+        &on(Controller::role_event),
+    ],
+    reconcile: |this, key| Box::pin(async move { this.reconcile(&key).await }),
 };
 
-const WORKERS: usize = 5;
+struct Controller {
+    client: Client,
+    roles: Lister<ClusterRole>,
+    all: View<Whole<ClusterRole>>,
+}
 
-fn start(context: Context) {
-    let roles = context.informers.of::<ClusterRole>();
-    let queue: WorkQueue<ObjectKey> = WorkQueue::new("ClusterRoleAggregator");
-    let view: View<Whole<ClusterRole>> = roles.view();
-    let (adds, all) = (queue.clone(), view.clone());
-    // Any role may be a part of any other.
-    roles.subscribe(move |event| {
+impl Controller {
+    fn role_event(&self, queue: &WorkQueue<ObjectKey>, event: &Event<ClusterRole>) {
         let same = event.old().is_some_and(|old| {
             old.rules == event.object().rules
                 && old.metadata.labels == event.object().metadata.labels
@@ -40,21 +51,16 @@ fn start(context: Context) {
         if same && !event.is_deleted() {
             return;
         }
-        for role in all.objects(None) {
+        for role in self.all.objects(None) {
             if role.aggregation_rule.is_some() {
-                adds.add(ObjectKey::of(&role.metadata));
+                queue.add(ObjectKey::of(&role.metadata));
             }
         }
-    });
-    let (tasks, lister) = (context.tasks.clone(), roles.lister());
-    tasks.clone().spawn("clusterrole-aggregation", async move {
-        roles.synced().await;
-        spawn_workers(&tasks, &queue, WORKERS, move |key: ObjectKey| {
-            let write = plan(&lister, &view, &key);
-            let api: Api<ClusterRole> = context.client.api(None);
-            async move { carry_out(&api, write).await }
-        });
-    });
+    }
+
+    async fn reconcile(&self, key: &ObjectKey) -> Result<Outcome> {
+        carry_out(&self.client.api(None), plan(&self.roles, &self.all, key)).await
+    }
 }
 
 async fn carry_out(api: &Api<ClusterRole>, write: Option<ClusterRole>) -> Result<Outcome> {
@@ -62,10 +68,7 @@ async fn carry_out(api: &Api<ClusterRole>, write: Option<ClusterRole>) -> Result
         return Ok(Outcome::Done);
     };
     let name = role.metadata.name.clone().unwrap_or_default();
-    match api.replace(&name, &PostParams::default(), &role).await {
-        Err(error) if error.is_not_found() => Ok(Outcome::Done),
-        done => done.map(|_| Outcome::Done),
-    }
+    or_gone(api.replace(&name, &PostParams::default(), &role).await)
 }
 
 fn plan(

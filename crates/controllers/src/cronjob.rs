@@ -13,25 +13,33 @@ use std::time::Duration;
 
 use client::{
     Api, DeleteParams, ErrorExt, EventType, Lister, ObjectKey, Outcome, PostParams, Result,
-    WorkQueue, spawn_workers,
 };
 use jiff::Timestamp;
-use k8s_openapi::Resource;
 use k8s_openapi::api::batch::v1::{CronJob, Job};
 use machinery::cron::{Schedule, time_zone};
 use machinery::{ObjectMeta, Time};
 
-use crate::context::{Context, Descriptor};
+use crate::context::Context;
+use crate::descriptor::{Descriptor, Row, own, owned_by};
 use crate::owner;
 
-pub const DESCRIPTOR: Descriptor = Descriptor {
+pub const DESCRIPTOR: &dyn Row = &Descriptor::<Controller> {
     name: "cronjob-controller",
     account: "cronjob-controller",
     component: "cronjob-controller",
-    start,
+    queue: "cronjob",
+    workers: 5,
+    new: |setup| {
+        Some(Controller {
+            context: setup.context.clone(),
+            cron_jobs: setup.lister(),
+            jobs: setup.lister(),
+        })
+    },
+    watches: &[&own::<CronJob>(), &owned_by::<Job, CronJob, _>()],
+    reconcile: |this, key| Box::pin(async move { this.reconcile(&key).await }),
 };
 
-const WORKERS: usize = 5;
 const SCHEDULED: &str = "batch.kubernetes.io/cronjob-scheduled-timestamp";
 /// Clocks differ a little: better late than early.
 const PADDING: Duration = Duration::from_millis(100);
@@ -42,32 +50,6 @@ struct Controller {
     context: Context,
     cron_jobs: Lister<CronJob>,
     jobs: Lister<Job>,
-}
-
-fn start(context: Context) {
-    let (cron_jobs, jobs) = (context.informers.of::<CronJob>(), context.informers.of::<Job>());
-    let queue: WorkQueue<ObjectKey> = WorkQueue::new("cronjob");
-    let adds = queue.clone();
-    cron_jobs.subscribe(move |event| adds.add(event.key()));
-    let adds = queue.clone();
-    jobs.subscribe_raw(move |event| {
-        let header = &event.entry().header;
-        let owner = header.controller().filter(|owner| owner.kind == CronJob::KIND);
-        if let Some(owner) = owner {
-            adds.add(ObjectKey::new(&header.key.namespace, &owner.name));
-        }
-    });
-    let controller =
-        Arc::new(Controller { cron_jobs: cron_jobs.lister(), jobs: jobs.lister(), context });
-    let tasks = controller.context.tasks.clone();
-    tasks.clone().spawn("cronjob", async move {
-        cron_jobs.synced().await;
-        jobs.synced().await;
-        spawn_workers(&tasks, &queue, WORKERS, move |key: ObjectKey| {
-            let this = controller.clone();
-            async move { this.reconcile(&key).await }
-        });
-    });
 }
 
 type Told = (EventType, &'static str, String);

@@ -7,35 +7,34 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use client::{Api, DeleteParams, ErrorExt, Outcome, Result, WorkQueue, spawn_workers};
+use client::{Api, Client, DeleteParams, Lister, Outcome, Result};
 use jiff::Timestamp;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 
-use crate::context::{Context, Descriptor};
+use crate::descriptor::{Descriptor, Row, or_gone, own};
 
-pub const DESCRIPTOR: Descriptor = Descriptor {
+pub const DESCRIPTOR: &dyn Row = &Descriptor::<Controller, Arc<str>> {
     name: "certificatesigningrequest-cleaner-controller",
     account: "certificate-controller",
     component: "certificate-controller",
-    start,
+    queue: "csr-cleaner",
+    workers: 1,
+    new: |setup| Some(Controller { client: setup.client.clone(), requests: setup.lister() }),
+    watches: &[&own::<CertificateSigningRequest>()],
+    reconcile: |this, name| {
+        Box::pin(async move {
+            let csr = this.requests.get("", &name);
+            let left = csr.and_then(|csr| remaining(&csr, base::clock::now()));
+            clean(&this.client.api(None), &name, left).await
+        })
+    },
 };
 
 const HOUR: i64 = 3600;
 
-fn start(context: Context) {
-    let requests = context.informers.of::<CertificateSigningRequest>();
-    let queue: WorkQueue<Arc<str>> = WorkQueue::new("csr-cleaner");
-    let adds = queue.clone();
-    requests.subscribe_raw(move |event| adds.add(event.entry().header.key.name.clone()));
-    let (tasks, lister) = (context.tasks.clone(), requests.lister());
-    tasks.clone().spawn("csr-cleaner", async move {
-        requests.synced().await;
-        spawn_workers(&tasks, &queue, 1, move |name: Arc<str>| {
-            let left = lister.get("", &name).and_then(|csr| remaining(&csr, base::clock::now()));
-            let api: Api<CertificateSigningRequest> = context.client.api(None);
-            async move { clean(&api, &name, left).await }
-        });
-    });
+struct Controller {
+    client: Client,
+    requests: Lister<CertificateSigningRequest>,
 }
 
 async fn clean(
@@ -48,10 +47,7 @@ async fn clean(
         Some(Duration::ZERO) => {}
         Some(left) => return Ok(Outcome::After(left)),
     }
-    match api.delete(name, &DeleteParams::default()).await {
-        Err(error) if error.is_not_found() => Ok(Outcome::Done),
-        done => done.map(|_| Outcome::Done),
-    }
+    or_gone(api.delete(name, &DeleteParams::default()).await)
 }
 
 /// How long the request may stay. Pure.

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use client::{
     Api, Entry, ErrorExt, EventType, Gvr, Lister, Members, ObjectKey, Outcome, Patch, PatchParams,
-    PostParams, RawEvent, Result, View, WorkQueue, spawn_workers,
+    PostParams, RawEvent, Result, View, WorkQueue,
 };
 use jiff::Timestamp;
 use k8s_openapi::Resource;
@@ -26,17 +26,30 @@ use machinery::selector::Selector;
 use machinery::{Condition, OwnerReference, Time};
 use serde_json::json;
 
-use crate::context::{Context, Descriptor};
+use crate::context::Context;
 use crate::deployment::scaled;
+use crate::descriptor::{Descriptor, Row, Setup, further, on_metadata, or_gone, own, selected_by};
 use crate::owner;
 use crate::pod::{self, Facts};
-use crate::service;
 
-pub const DESCRIPTOR: Descriptor = Descriptor {
+pub const DESCRIPTOR: &dyn Row = &Descriptor::<Controller> {
     name: "disruption-controller",
     account: "disruption-controller",
     component: "controllermanager",
-    start,
+    queue: "disruption",
+    workers: 1,
+    new: Controller::new,
+    watches: &[
+        &own::<PodDisruptionBudget>(),
+        &selected_by::<Pod, _>(|this: &Controller| this.members.selectors()),
+        &on_metadata::<Pod, _, _>(Controller::pod_event),
+        &further(
+            |this: &Controller| &this.stale,
+            1,
+            |this, key| Box::pin(async move { this.reset_target(&key).await }),
+        ),
+    ],
+    reconcile: |this, key| Box::pin(async move { this.reconcile(&key).await }),
 };
 
 /// An eviction that no deletion followed is over after this.
@@ -54,54 +67,8 @@ struct Controller {
     replica_sets: Lister<ReplicaSet>,
     stateful_sets: Lister<StatefulSet>,
     controllers: Lister<ReplicationController>,
-    queue: WorkQueue<ObjectKey>,
     /// Pods with a `DisruptionTarget` condition.
     stale: WorkQueue<ObjectKey>,
-}
-
-fn start(context: Context) {
-    let budgets = context.informers.of::<PodDisruptionBudget>();
-    let pods = context.informers.of::<Pod>();
-    let deployments = context.informers.of::<Deployment>();
-    let replica_sets = context.informers.of::<ReplicaSet>();
-    let stateful_sets = context.informers.of::<StatefulSet>();
-    let controllers = context.informers.of::<ReplicationController>();
-    let controller = Arc::new(Controller {
-        budgets: budgets.lister(),
-        pods: pods.lister(),
-        facts: pods.view(),
-        deployments: deployments.lister(),
-        replica_sets: replica_sets.lister(),
-        stateful_sets: stateful_sets.lister(),
-        controllers: controllers.lister(),
-        members: Members::of(&budgets, selector, &pods),
-        queue: WorkQueue::new("disruption"),
-        stale: WorkQueue::new("stale_pod_disruption"),
-        context,
-    });
-    let this = controller.clone();
-    budgets.subscribe_raw(move |event| this.queue.add(event.entry().header.key.clone()));
-    let this = controller.clone();
-    pods.subscribe_raw(move |event| this.pod_event(event));
-    let tasks = controller.context.tasks.clone();
-    tasks.clone().spawn("disruption", async move {
-        budgets.synced().await;
-        pods.synced().await;
-        deployments.synced().await;
-        replica_sets.synced().await;
-        stateful_sets.synced().await;
-        controllers.synced().await;
-        let this = controller.clone();
-        spawn_workers(&tasks, &controller.queue, 1, move |key| {
-            let this = this.clone();
-            async move { this.reconcile(&key).await }
-        });
-        let this = controller.clone();
-        spawn_workers(&tasks, &controller.stale, 1, move |key| {
-            let this = this.clone();
-            async move { this.reset_target(&key).await }
-        });
-    });
 }
 
 fn selector(budget: &PodDisruptionBudget) -> Selector {
@@ -110,9 +77,24 @@ fn selector(budget: &PodDisruptionBudget) -> Selector {
 }
 
 impl Controller {
-    fn pod_event(&self, event: &RawEvent) {
+    fn new(setup: &Setup<ObjectKey>) -> Option<Self> {
+        let (budgets, pods) = (setup.informer(), setup.informer());
+        Some(Self {
+            context: setup.context.clone(),
+            facts: pods.view(),
+            members: Members::of(&budgets, selector, &pods),
+            budgets: budgets.lister(),
+            pods: pods.lister(),
+            deployments: setup.lister(),
+            replica_sets: setup.lister(),
+            stateful_sets: setup.lister(),
+            controllers: setup.lister(),
+            stale: WorkQueue::new("stale_pod_disruption"),
+        })
+    }
+
+    fn pod_event(&self, _: &WorkQueue<ObjectKey>, event: &RawEvent) {
         let header = &event.entry().header;
-        service::wake_selecting(self.members.selectors(), &self.queue, event);
         let is_there = matches!(event, RawEvent::Applied { .. });
         if is_there && self.facts.get(&header.key).is_some_and(|facts| facts.disrupted) {
             self.stale.add(header.key.clone());
@@ -291,10 +273,7 @@ impl Controller {
         }]}});
         let api: Api<Pod> = self.context.client.api(Some(&key.namespace));
         let params = PatchParams::default();
-        match api.patch_status(&key.name, &params, &Patch::Strategic(&patch)).await {
-            Err(error) if error.is_not_found() => Ok(Outcome::Done),
-            done => done.map(|_| Outcome::Done),
-        }
+        or_gone(api.patch_status(&key.name, &params, &Patch::Strategic(&patch)).await)
     }
 }
 

@@ -11,25 +11,41 @@ use std::sync::Arc;
 
 use client::{
     Api, DeleteParams, ErrorExt, Lister, Members, ObjectKey, Outcome, PostParams, Result, View,
-    WorkQueue, spawn_workers,
 };
 use k8s_openapi::api::core::v1::{
     EndpointAddress, EndpointPort, EndpointSubset, Endpoints, Pod, Service,
 };
 use machinery::ObjectMeta;
 
-use crate::context::{Context, Descriptor};
+use crate::context::Context;
+use crate::descriptor::{Descriptor, Row, own, selected_by};
 use crate::endpointslice::{HEADLESS, target};
 use crate::service::{self, Reach};
 
-pub const DESCRIPTOR: Descriptor = Descriptor {
+pub const DESCRIPTOR: &dyn Row = &Descriptor::<Controller> {
     name: "endpoints-controller",
     account: "endpoint-controller",
     component: "endpoint-controller",
-    start,
+    queue: "endpoint",
+    workers: 5,
+    new: |setup| {
+        let (services, pods) = (setup.informer(), setup.informer());
+        Some(Controller {
+            context: setup.context.clone(),
+            reach: pods.view(),
+            members: Members::of(&services, service::selector, &pods),
+            services: services.lister(),
+            endpoints: setup.lister(),
+        })
+    },
+    watches: &[
+        &own::<Service>(),
+        &own::<Endpoints>(),
+        &selected_by::<Pod, _>(|this: &Controller| this.members.selectors()),
+    ],
+    reconcile: |this, key| Box::pin(async move { this.reconcile(&key).await }),
 };
 
-const WORKERS: usize = 5;
 const MAX_ADDRESSES: usize = 1000;
 const OVER_CAPACITY: &str = "endpoints.kubernetes.io/over-capacity";
 const MANAGED_BY: &str = "endpoints.kubernetes.io/managed-by";
@@ -42,39 +58,6 @@ struct Controller {
     members: Members<Pod>,
     reach: View<Reach>,
     endpoints: Lister<Endpoints>,
-    queue: WorkQueue<ObjectKey>,
-}
-
-fn start(context: Context) {
-    let (services, pods) = (context.informers.of::<Service>(), context.informers.of::<Pod>());
-    let endpoints = context.informers.of::<Endpoints>();
-    let controller = Arc::new(Controller {
-        services: services.lister(),
-        reach: pods.view(),
-        endpoints: endpoints.lister(),
-        members: Members::of(&services, service::selector, &pods),
-        queue: WorkQueue::new("endpoint"),
-        context,
-    });
-    let this = controller.clone();
-    services.subscribe_raw(move |event| this.queue.add(event.entry().header.key.clone()));
-    let this = controller.clone();
-    endpoints.subscribe_raw(move |event| this.queue.add(event.entry().header.key.clone()));
-    let this = controller.clone();
-    pods.subscribe_raw(move |event| {
-        service::wake_selecting(this.members.selectors(), &this.queue, event);
-    });
-    let tasks = controller.context.tasks.clone();
-    tasks.clone().spawn("endpoints", async move {
-        services.synced().await;
-        pods.synced().await;
-        endpoints.synced().await;
-        let queue = controller.queue.clone();
-        spawn_workers(&tasks, &queue, WORKERS, move |key| {
-            let this = controller.clone();
-            async move { this.reconcile(&key).await }
-        });
-    });
 }
 
 impl Controller {

@@ -15,27 +15,36 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use client::{
-    Api, DeleteParams, ErrorExt, EventType, Informer, Lister, Members, ObjectKey, Outcome,
-    PostParams, Projection, RawEvent, Result, View, WorkQueue, spawn_workers,
+    Api, DeleteParams, ErrorExt, EventType, Lister, Members, ObjectKey, Outcome, PostParams,
+    Projection, RawEvent, Result, View, WorkQueue,
 };
 use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod, Service};
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort, EndpointSlice};
 use machinery::ObjectMeta;
 use tokio::time::Instant;
 
-use crate::context::{Context, Descriptor};
+use crate::context::Context;
+use crate::descriptor::{Descriptor, Row, Setup, on_metadata, own, selected_by};
 use crate::service::Reach;
-use crate::{owner, pod, service};
+use crate::{hints, owner, pod, service};
 
-pub const DESCRIPTOR: Descriptor = Descriptor {
+pub const DESCRIPTOR: &dyn Row = &Descriptor::<Controller> {
     name: "endpointslice-controller",
     account: "endpointslice-controller",
     component: "endpoint-slice-controller",
-    start,
+    queue: "endpoint_slice",
+    workers: 5,
+    new: Controller::new,
+    watches: &[
+        &own::<Service>(),
+        &on_metadata::<EndpointSlice, _, _>(|this: &Controller, _, event| this.slice_event(event)),
+        &selected_by::<Pod, _>(|this: &Controller| this.members.selectors()),
+        &on_metadata::<Node, _, _>(|this: &Controller, _, event| this.node_event(event)),
+    ],
+    reconcile: |this, key| Box::pin(async move { this.reconcile(&key).await }),
 };
 
 const MAX_ENDPOINTS: usize = 100;
-const WORKERS: usize = 5;
 /// A write whose event does not come is forgotten.
 const LOST: Duration = Duration::from_secs(5);
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
@@ -70,52 +79,6 @@ struct Controller {
     queue: WorkQueue<ObjectKey>,
     /// Guards what was written and not yet seen.
     unseen: Mutex<Unseen>,
-}
-
-fn start(context: Context) {
-    let services: Informer<Service> = context.informers.of();
-    let (pods, nodes) = (context.informers.of::<Pod>(), context.informers.of::<Node>());
-    let slices: Informer<EndpointSlice> = context.informers.of();
-    pods.index("node", |pod| vec![pod::node_name(pod).to_owned()]);
-    slices.index_headers(BY_SERVICE, |header| {
-        let ours = header.labels.get(MANAGED_BY).is_some_and(|manager| manager == MANAGER);
-        let service = header.labels.get(SERVICE_NAME).filter(|_| ours);
-        let key = service.map(|service| ObjectKey::new(&header.key.namespace, service).to_string());
-        key.into_iter().collect()
-    });
-    let controller = Arc::new(Controller {
-        services: services.lister(),
-        pods: pods.lister(),
-        reach: pods.view(),
-        zones: nodes.view(),
-        slices: slices.lister(),
-        members: Members::of(&services, service::selector, &pods),
-        queue: WorkQueue::new("endpoint_slice"),
-        unseen: Mutex::default(),
-        context,
-    });
-    let this = controller.clone();
-    services.subscribe_raw(move |event| this.queue.add(event.entry().header.key.clone()));
-    let this = controller.clone();
-    slices.subscribe_raw(move |event| this.slice_event(event));
-    let this = controller.clone();
-    pods.subscribe_raw(move |event| {
-        service::wake_selecting(this.members.selectors(), &this.queue, event);
-    });
-    let this = controller.clone();
-    nodes.subscribe_raw(move |event| this.node_event(event));
-    let tasks = controller.context.tasks.clone();
-    tasks.clone().spawn("endpointslice", async move {
-        services.synced().await;
-        pods.synced().await;
-        nodes.synced().await;
-        slices.synced().await;
-        let queue = controller.queue.clone();
-        spawn_workers(&tasks, &queue, WORKERS, move |key| {
-            let this = controller.clone();
-            async move { this.reconcile(&key).await }
-        });
-    });
 }
 
 /// The writes that make the slices right.
@@ -352,7 +315,7 @@ fn endpoint(
     let (serving, terminating) = (pod.ready, pod.deleting);
     let ready = service::publishes_not_ready(service) || (serving && !terminating);
     let node = Some(pod.node.to_string()).filter(|name| !name.is_empty());
-    Endpoint {
+    let mut endpoint = Endpoint {
         addresses: vec![ip],
         conditions: Some(EndpointConditions {
             ready: Some(ready),
@@ -364,7 +327,9 @@ fn endpoint(
         node_name: node,
         target_ref: Some(target(pod)),
         ..Default::default()
-    }
+    };
+    endpoint.hints = hints::of(service, &endpoint);
+    endpoint
 }
 
 /// A reference to a pod, as endpoints have it.
@@ -379,6 +344,30 @@ pub fn target(pod: &Reach) -> ObjectReference {
 }
 
 impl Controller {
+    fn new(setup: &Setup<ObjectKey>) -> Option<Self> {
+        let (services, pods) = (setup.informer(), setup.informer::<Pod>());
+        let slices = setup.informer::<EndpointSlice>();
+        pods.index("node", |pod| vec![pod::node_name(pod).to_owned()]);
+        slices.index_headers(BY_SERVICE, |header| {
+            let ours = header.labels.get(MANAGED_BY).is_some_and(|manager| manager == MANAGER);
+            let service = header.labels.get(SERVICE_NAME).filter(|_| ours);
+            let key =
+                service.map(|service| ObjectKey::new(&header.key.namespace, service).to_string());
+            key.into_iter().collect()
+        });
+        Some(Self {
+            context: setup.context.clone(),
+            members: Members::of(&services, service::selector, &pods),
+            services: services.lister(),
+            reach: pods.view(),
+            pods: pods.lister(),
+            zones: setup.view::<Node, _>(),
+            slices: slices.lister(),
+            queue: setup.queue.clone(),
+            unseen: Mutex::default(),
+        })
+    }
+
     fn slice_event(&self, event: &RawEvent) {
         let header = &event.entry().header;
         let Some(service) = header.labels.get(SERVICE_NAME) else {

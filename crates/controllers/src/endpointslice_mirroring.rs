@@ -9,25 +9,52 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use client::{
-    Api, DeleteParams, ErrorExt, EventType, Lister, ObjectKey, Outcome, PostParams, Result,
-    WorkQueue, spawn_workers,
+    Api, DeleteParams, ErrorExt, Event, EventType, Lister, ObjectKey, Outcome, PostParams, Result,
 };
 use k8s_openapi::api::core::v1::{EndpointAddress, EndpointSubset, Endpoints, Service};
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort, EndpointSlice};
 use machinery::ObjectMeta;
 use machinery::selector::Selector;
 
-use crate::context::{Context, Descriptor};
+use crate::context::Context;
+use crate::descriptor::{Descriptor, Row, on, on_metadata, own};
 use crate::owner;
 
-pub const DESCRIPTOR: Descriptor = Descriptor {
+pub const DESCRIPTOR: &dyn Row = &Descriptor::<Controller> {
     name: "endpointslice-mirroring-controller",
     account: "endpointslicemirroring-controller",
     component: "endpoint-slice-mirroring-controller",
-    start,
+    queue: "endpoint_slice_mirroring",
+    workers: 5,
+    new: |setup| {
+        Some(Controller {
+            context: setup.context.clone(),
+            endpoints: setup.lister(),
+            services: setup.lister(),
+            slices: setup.lister(),
+        })
+    },
+    watches: &[
+        &own::<Endpoints>(),
+        &on(|_: &Controller, queue, event: &Event<Service>| {
+            let selects =
+                |one: &Service| one.spec.as_ref().is_some_and(|spec| spec.selector.is_some());
+            let was = event.old().map(|old| selects(&old));
+            if event.is_deleted() || was != Some(selects(event.object())) {
+                queue.add(event.key());
+            }
+        }),
+        &on_metadata::<EndpointSlice, _, _>(|_: &Controller, queue, event| {
+            let header = &event.entry().header;
+            let ours = header.labels.get(MANAGED_BY).is_some_and(|by| by == MANAGER);
+            if let Some(service) = header.labels.get(SERVICE).filter(|_| ours) {
+                queue.add(ObjectKey::new(&header.key.namespace, service));
+            }
+        }),
+    ],
+    reconcile: |this, key| Box::pin(async move { this.reconcile(&key).await }),
 };
 
-const WORKERS: usize = 5;
 const MANAGER: &str = "endpointslicemirroring-controller.k8s.io";
 const MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
 const SERVICE: &str = "kubernetes.io/service-name";
@@ -44,47 +71,6 @@ struct Controller {
     endpoints: Lister<Endpoints>,
     services: Lister<Service>,
     slices: Lister<EndpointSlice>,
-}
-
-fn start(context: Context) {
-    let endpoints = context.informers.of::<Endpoints>();
-    let services = context.informers.of::<Service>();
-    let slices = context.informers.of::<EndpointSlice>();
-    let queue: WorkQueue<ObjectKey> = WorkQueue::new("endpoint_slice_mirroring");
-    let adds = queue.clone();
-    endpoints.subscribe_raw(move |event| adds.add(event.entry().header.key.clone()));
-    let adds = queue.clone();
-    services.subscribe(move |event| {
-        let selects = |one: &Service| one.spec.as_ref().is_some_and(|spec| spec.selector.is_some());
-        let was = event.old().map(|old| selects(&old));
-        if event.is_deleted() || was != Some(selects(event.object())) {
-            adds.add(event.key());
-        }
-    });
-    let adds = queue.clone();
-    slices.subscribe_raw(move |event| {
-        let header = &event.entry().header;
-        let ours = header.labels.get(MANAGED_BY).is_some_and(|by| by == MANAGER);
-        if let Some(service) = header.labels.get(SERVICE).filter(|_| ours) {
-            adds.add(ObjectKey::new(&header.key.namespace, service));
-        }
-    });
-    let controller = Arc::new(Controller {
-        endpoints: endpoints.lister(),
-        services: services.lister(),
-        slices: slices.lister(),
-        context,
-    });
-    let tasks = controller.context.tasks.clone();
-    tasks.clone().spawn("endpointslice-mirroring", async move {
-        endpoints.synced().await;
-        services.synced().await;
-        slices.synced().await;
-        spawn_workers(&tasks, &queue, WORKERS, move |key: ObjectKey| {
-            let this = controller.clone();
-            async move { this.reconcile(&key).await }
-        });
-    });
 }
 
 impl Controller {

@@ -9,7 +9,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Mutex;
 use std::time::Duration;
 
-use client::ObjectKey;
+use client::{ObjectKey, RawEvent};
 use tokio::time::Instant;
 
 const TIMEOUT: Duration = Duration::from_secs(300);
@@ -61,6 +61,17 @@ impl Expectations {
         let deletions = deletions.into_iter().collect();
         let expected = Expected { creations, deletions, since: Instant::now() };
         self.table().insert(owner.clone(), expected);
+    }
+
+    /// Takes off what an event of an object of `owner` shows.
+    pub fn seen(&self, owner: &ObjectKey, event: &RawEvent) {
+        let header = &event.entry().header;
+        if matches!(event, RawEvent::Applied { old: None, .. }) {
+            self.created(owner);
+        }
+        if header.deleting || matches!(event, RawEvent::Deleted(_)) {
+            self.deleted(owner, &header.key);
+        }
     }
 
     /// Seen, or known never to come.

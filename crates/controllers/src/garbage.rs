@@ -22,7 +22,7 @@ use base::backoff::Backoff;
 use client::discovery::{self, Discovered};
 use client::{
     Client, Entry, ErrorExt, Gvr, Header, Informers, ObjectKey, Outcome, RawEvent, RawInformer,
-    Result, WorkQueue, spawn_workers,
+    Result, WorkQueue,
 };
 use http::Method;
 use machinery::{ObjectMeta, OwnerReference};
@@ -30,16 +30,36 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 
-use crate::context::{Context, Descriptor};
+use crate::descriptor::{Descriptor, Row, first, task};
 
-pub const DESCRIPTOR: Descriptor = Descriptor {
+pub const DESCRIPTOR: &dyn Row = &Descriptor::<Controller, Item> {
     name: "garbage-collector-controller",
     account: "generic-garbage-collector",
     component: "generic-garbage-collector",
-    start,
+    queue: "garbage_collector_attempt_to_delete",
+    workers: 20,
+    new: |setup| {
+        Some(Controller {
+            client: setup.client.clone(),
+            informers: setup.informers.clone(),
+            queue: setup.queue.clone(),
+            monitors: RwLock::default(),
+            absent: Mutex::default(),
+            rediscover: Notify::new(),
+        })
+    },
+    watches: &[
+        &first(|this: Arc<Controller>| {
+            Box::pin(async move {
+                this.discover().await;
+                this.wait_synced().await;
+            })
+        }),
+        &task(|this: Arc<Controller>| Box::pin(this.follow_discovery())),
+    ],
+    reconcile: |this, key| Box::pin(async move { this.reconcile(&key).await }),
 };
 
-const WORKERS: usize = 20;
 /// Decisions about foreground deletion wait for the graph to be whole, but not for ever.
 const SYNC_LIMIT: Duration = Duration::from_secs(30);
 const FOREGROUND: &str = "foregroundDeletion";
@@ -72,32 +92,14 @@ struct Controller {
     rediscover: Notify,
 }
 
-fn start(context: Context) {
-    let controller = Arc::new(Controller {
-        client: context.client,
-        informers: context.informers,
-        queue: WorkQueue::new("garbage_collector_attempt_to_delete"),
-        monitors: RwLock::default(),
-        absent: Mutex::default(),
-        rediscover: Notify::new(),
-    });
-    let tasks = context.tasks.clone();
-    context.tasks.spawn("garbage", async move {
-        controller.discover().await;
-        controller.wait_synced().await;
-        let (this, queue) = (controller.clone(), controller.queue.clone());
-        spawn_workers(&tasks, &queue, WORKERS, move |item: Item| {
-            let this = this.clone();
-            async move { this.reconcile(&item).await }
-        });
-        loop {
-            controller.rediscover.notified().await;
-            controller.discover().await;
-        }
-    });
-}
-
 impl Controller {
+    async fn follow_discovery(self: Arc<Self>) {
+        loop {
+            self.rediscover.notified().await;
+            self.discover().await;
+        }
+    }
+
     /// Follows discovery: watches what is new, forgets what is gone.
     async fn discover(self: &Arc<Self>) {
         let mut backoff =

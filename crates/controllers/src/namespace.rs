@@ -10,10 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use client::discovery::{self, Discovered};
-use client::{
-    Api, Client, Error, ErrorExt, Lister, Outcome, PostParams, RawEvent, Result, WorkQueue,
-    spawn_workers,
-};
+use client::{Api, Client, Error, ErrorExt, Lister, Outcome, PostParams, RawEvent, Result};
 use http::Method;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Namespace, NamespaceCondition, Pod};
@@ -21,16 +18,32 @@ use machinery::Time;
 use serde::Deserialize;
 use serde_json::json;
 
-use crate::context::{Context, Descriptor};
+use crate::descriptor::{Descriptor, Row, on_metadata};
 
-pub const DESCRIPTOR: Descriptor = Descriptor {
+pub const DESCRIPTOR: &dyn Row = &Descriptor::<Controller, Arc<str>> {
     name: "namespace-controller",
     account: "namespace-controller",
     component: "namespace-controller",
-    start,
+    queue: "namespace",
+    workers: 10,
+    new: |setup| Some(Controller { client: setup.client.clone(), namespaces: setup.lister() }),
+    watches: &[
+        &on_metadata::<Namespace, _, _>(|_: &Controller, queue, event| {
+            let header = &event.entry().header;
+            if header.deleting {
+                queue.add(header.key.name.clone());
+            }
+        }),
+        // A namespace waits most often for its last pod.
+        &on_metadata::<Pod, _, _>(|_: &Controller, queue, event| {
+            if matches!(event, RawEvent::Deleted(_)) {
+                queue.add(event.entry().header.key.namespace.clone());
+            }
+        }),
+    ],
+    reconcile: |this, key| Box::pin(async move { this.reconcile(&key).await }),
 };
 
-const WORKERS: usize = 10;
 const FINALIZER: &str = "kubernetes";
 /// When nothing tells how long what is left takes.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
@@ -39,35 +52,6 @@ const AT_MOST: Duration = Duration::from_secs(15);
 struct Controller {
     client: Client,
     namespaces: Lister<Namespace>,
-}
-
-fn start(context: Context) {
-    let namespaces = context.informers.of::<Namespace>();
-    let queue: WorkQueue<Arc<str>> = WorkQueue::new("namespace");
-    let adds = queue.clone();
-    namespaces.subscribe_raw(move |event| {
-        let header = &event.entry().header;
-        if header.deleting {
-            adds.add(header.key.name.clone());
-        }
-    });
-    // The last pod is what a namespace most often waits for.
-    let (pods, adds) = (context.informers.of::<Pod>(), queue.clone());
-    pods.subscribe_raw(move |event| {
-        if matches!(event, RawEvent::Deleted(_)) {
-            adds.add(event.entry().header.key.namespace.clone());
-        }
-    });
-    let controller =
-        Arc::new(Controller { client: context.client, namespaces: namespaces.lister() });
-    let tasks = context.tasks;
-    tasks.clone().spawn("namespace", async move {
-        namespaces.synced().await;
-        spawn_workers(&tasks, &queue, WORKERS, move |name: Arc<str>| {
-            let this = controller.clone();
-            async move { this.reconcile(&name).await }
-        });
-    });
 }
 
 /// What a pass over the contents found.

@@ -10,20 +10,23 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex};
 
-use client::{
-    Api, ErrorExt, Event, EventType, Lister, Outcome, Patch, PatchParams, Result, WorkQueue,
-    spawn_workers,
-};
+use client::{Api, Event, EventType, Lister, Outcome, Patch, PatchParams, Result, WorkQueue};
 use k8s_openapi::api::core::v1::Node;
 use serde_json::json;
 
-use crate::context::{Context, Descriptor};
+use crate::context::Context;
+use crate::descriptor::{Descriptor, Row, Setup, on, or_gone};
 
-pub const DESCRIPTOR: Descriptor = Descriptor {
+pub const DESCRIPTOR: &dyn Row = &Descriptor::<Controller, Arc<str>> {
     name: "node-ipam-controller",
     account: "node-controller",
     component: "node-controller",
-    start,
+    queue: "cidrallocator_node",
+    // Shares are chosen one after the other.
+    workers: 1,
+    new: Controller::new,
+    watches: &[&on(|this: &Controller, _, event| this.node_event(event))],
+    reconcile: |this, key| Box::pin(async move { this.reconcile(&key).await }),
 };
 
 struct Controller {
@@ -34,40 +37,30 @@ struct Controller {
     queue: WorkQueue<Arc<str>>,
 }
 
-fn start(context: Context) {
-    let options = context.options.clone();
-    let Some(cidr) = options.cluster_cidr.as_deref().filter(|_| options.allocate_node_cidrs) else {
-        return;
-    };
-    let Some(range) = Range::parse(cidr, options.node_cidr_mask_size) else {
-        tracing::error!(
-            cidr,
-            "the cluster CIDR cannot be split into node CIDRs: none are given out"
-        );
-        return;
-    };
-    let nodes = context.informers.of::<Node>();
-    let controller = Arc::new(Controller {
-        nodes: nodes.lister(),
-        shares: Mutex::new(Shares::new(range)),
-        queue: WorkQueue::new("cidrallocator_node"),
-        context,
-    });
-    let this = controller.clone();
-    nodes.subscribe(move |event| this.node_event(event));
-    let tasks = controller.context.tasks.clone();
-    tasks.clone().spawn("node-ipam", async move {
-        nodes.synced().await;
-        // One worker: shares are chosen one after the other.
-        let queue = controller.queue.clone();
-        spawn_workers(&tasks, &queue, 1, move |name: Arc<str>| {
-            let this = controller.clone();
-            async move { this.reconcile(&name).await }
-        });
-    });
-}
-
 impl Controller {
+    fn new(setup: &Setup<Arc<str>>) -> Option<Self> {
+        let options = &setup.options;
+        let cidr = options.cluster_cidr.as_deref().filter(|_| options.allocate_node_cidrs)?;
+        let Some(range) = Range::parse(cidr, options.node_cidr_mask_size) else {
+            tracing::error!(
+                cidr,
+                "the cluster CIDR cannot be split into node CIDRs: none are given out"
+            );
+            return None;
+        };
+        let mut shares = Shares::new(range);
+        for cidr in options.service_cidr.iter().flat_map(|list| list.split(',')) {
+            let cidr = cidr.trim();
+            shares.note(format!("--service-cluster-ip-range={cidr}").into(), cidr.to_owned());
+        }
+        Some(Self {
+            context: setup.context.clone(),
+            nodes: setup.lister(),
+            shares: Mutex::new(shares),
+            queue: setup.queue.clone(),
+        })
+    }
+
     /// Nodes write their status all the time: only what comes, goes or has no share wakes the worker.
     fn node_event(&self, event: &Event<Node>) {
         let name = event.key().name;
@@ -99,10 +92,7 @@ impl Controller {
         };
         let patch = json!({"spec": {"podCIDR": share, "podCIDRs": [share]}});
         let api: Api<Node> = self.context.client.api(None);
-        match api.patch(name, &PatchParams::default(), &Patch::Strategic(&patch)).await {
-            Err(error) if error.is_not_found() => Ok(Outcome::Done),
-            done => done.map(|_| Outcome::Done),
-        }
+        or_gone(api.patch(name, &PatchParams::default(), &Patch::Strategic(&patch)).await)
     }
 
     fn shares(&self) -> std::sync::MutexGuard<'_, Shares> {

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use client::{
     Api, ErrorExt, Event, EventType, Lister, Outcome, Patch, PatchParams, PostParams, Result,
-    WorkQueue, spawn_workers,
+    WorkQueue,
 };
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
@@ -25,27 +25,39 @@ use machinery::Time;
 use serde_json::json;
 use tokio::time::Instant;
 
-use crate::context::{Context, Descriptor};
+use crate::context::{Context, Evictions};
+use crate::descriptor::{Descriptor, Row, on};
 use crate::pod;
 
-pub const DESCRIPTOR: Descriptor = Descriptor {
+pub const DESCRIPTOR: &dyn Row = &Descriptor::<Controller, Arc<str>> {
     name: "node-lifecycle-controller",
     account: "node-controller",
     component: "node-controller",
-    start,
+    queue: "node_lifecycle_controller",
+    workers: 8,
+    new: |setup| {
+        let pods = setup.informer::<Pod>();
+        pods.index("node", |pod| vec![pod::node_name(pod).to_owned()]);
+        Some(Controller {
+            context: setup.context.clone(),
+            nodes: setup.lister(),
+            pods: pods.lister(),
+            heard: Mutex::default(),
+            zones: Mutex::default(),
+            next_evictions: Mutex::default(),
+        })
+    },
+    watches: &[
+        &on(|this: &Controller, queue, event| {
+            this.node_event(event);
+            queue.add(event.key().name);
+        }),
+        &on(Controller::lease_event).within(Some(LEASES), ""),
+    ],
+    reconcile: |this, key| Box::pin(async move { this.reconcile(&key).await }),
 };
 
-const WORKERS: usize = 8;
 const LEASES: &str = "kube-node-lease";
-/// Between two nodes of a zone newly marked for eviction. Upstream: `--node-eviction-rate` 0.1.
-const EVICTION_PACE: Duration = Duration::from_secs(10);
-/// The same in a large zone that is partly down. Upstream: `--secondary-node-eviction-rate` 0.01.
-const SLOW_EVICTION_PACE: Duration = Duration::from_secs(100);
-/// Nodes of a large zone. Upstream: `--large-cluster-size-threshold`.
-const LARGE_ZONE: usize = 50;
-/// A zone is partly down with this share of its nodes, in percent, and more than two.
-/// Upstream: `--unhealthy-zone-threshold`.
-const UNHEALTHY_SHARE: usize = 55;
 const NOT_READY: &str = "node.kubernetes.io/not-ready";
 const UNREACHABLE: &str = "node.kubernetes.io/unreachable";
 /// Taints that this controller adds and removes, by what makes them due.
@@ -78,48 +90,18 @@ struct Heard {
     at: Option<Instant>,
 }
 
-fn start(context: Context) {
-    let (nodes, pods) = (context.informers.of::<Node>(), context.informers.of::<Pod>());
-    let leases = context.informers.scoped::<Lease>(Some(LEASES), "", "");
-    pods.index("node", |pod| vec![pod::node_name(pod).to_owned()]);
-    let queue: WorkQueue<Arc<str>> = WorkQueue::new("node_lifecycle_controller");
-    let controller = Arc::new(Controller {
-        nodes: nodes.lister(),
-        pods: pods.lister(),
-        heard: Mutex::default(),
-        zones: Mutex::default(),
-        next_evictions: Mutex::default(),
-        context,
-    });
-    let (this, adds) = (controller.clone(), queue.clone());
-    nodes.subscribe(move |event| {
-        this.node_event(event);
-        adds.add(event.key().name);
-    });
-    let (this, adds) = (controller.clone(), queue.clone());
-    leases.subscribe(move |event| {
+impl Controller {
+    fn lease_event(&self, queue: &WorkQueue<Arc<str>>, event: &Event<Lease>) {
         let lease = event.object();
         let name = lease.metadata.name.as_deref().unwrap_or_default();
         let renewed =
             lease.spec.as_ref().and_then(|spec| spec.renew_time.as_ref()).map(|time| time.0);
         // The pending look finds the node alive: waking for every beat is needless.
-        if this.hear(name, |heard| std::mem::replace(&mut heard.lease, renewed) != renewed) {
-            adds.add(name.into());
+        if self.hear(name, |heard| std::mem::replace(&mut heard.lease, renewed) != renewed) {
+            queue.add(name.into());
         }
-    });
-    let tasks = controller.context.tasks.clone();
-    tasks.clone().spawn("node-lifecycle", async move {
-        nodes.synced().await;
-        pods.synced().await;
-        leases.synced().await;
-        spawn_workers(&tasks, &queue, WORKERS, move |name: Arc<str>| {
-            let this = controller.clone();
-            async move { this.reconcile(&name).await }
-        });
-    });
-}
+    }
 
-impl Controller {
     fn node_event(&self, event: &Event<Node>) {
         let node = event.object();
         let name = node.metadata.name.as_deref().unwrap_or_default();
@@ -225,7 +207,7 @@ impl Controller {
 
     /// `None`: now, and the next one of the zone waits.
     fn eviction_delay(&self, zone: String) -> Option<Duration> {
-        let Some(pace) = self.zones().of(&zone).pace() else {
+        let Some(pace) = self.zones().of(&zone).pace(&self.context.options.evictions) else {
             return Some(self.context.options.node_monitor_period);
         };
         let mut all = self.next_evictions.lock().expect("no panic while held");
@@ -287,14 +269,16 @@ struct Zone {
 impl Zone {
     /// Between two evictions; `None`: none for now. A small zone of which most is down is more likely
     /// cut off than broken; one that is down altogether is evicted, as others have room.
-    fn pace(self) -> Option<Duration> {
+    fn pace(self, evictions: &Evictions) -> Option<Duration> {
         let size = self.ready + self.silent;
-        let is_partial = self.silent > 2 && self.silent * 100 >= size * UNHEALTHY_SHARE;
-        match (is_partial && self.ready > 0, size > LARGE_ZONE) {
-            (false, _) => Some(EVICTION_PACE),
-            (true, true) => Some(SLOW_EVICTION_PACE),
-            (true, false) => None,
-        }
+        let share = self.silent as f64 / size.max(1) as f64;
+        let is_partial = self.silent > 2 && share >= evictions.unhealthy_share;
+        let rate = match (is_partial && self.ready > 0, size > evictions.large_zone) {
+            (false, _) => evictions.rate,
+            (true, true) => evictions.secondary_rate,
+            (true, false) => return None,
+        };
+        (rate > 0.0).then(|| Duration::from_secs_f64(1.0 / rate))
     }
 }
 
@@ -460,15 +444,17 @@ mod tests {
 
     #[test]
     fn zones_that_are_partly_down_are_left_alone() {
-        let check = |ready, silent, expected| {
-            assert_eq!(Zone { ready, silent }.pace(), expected, "{ready} {silent}");
+        let check = |ready, silent, expected: Option<u64>| {
+            let pace = Zone { ready, silent }.pace(&Evictions::default());
+            let expected = expected.map(Duration::from_secs);
+            assert_eq!(pace, expected, "{ready} {silent}");
         };
-        check(1, 1, Some(EVICTION_PACE));
-        check(1, 2, Some(EVICTION_PACE));
-        check(10, 3, Some(EVICTION_PACE));
+        check(1, 1, Some(10));
+        check(1, 2, Some(10));
+        check(10, 3, Some(10));
         check(2, 3, None);
-        check(20, 40, Some(SLOW_EVICTION_PACE));
-        check(0, 5, Some(EVICTION_PACE));
+        check(20, 40, Some(100));
+        check(0, 5, Some(10));
         let mut zones = Zones::default();
         zones.put("1", "a".into(), true);
         zones.put("2", "a".into(), true);

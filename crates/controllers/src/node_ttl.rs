@@ -4,51 +4,45 @@
 
 use std::sync::Arc;
 
-use client::{Api, ErrorExt, Outcome, Patch, PatchParams, WorkQueue, spawn_workers};
+use client::{Api, Client, Lister, Outcome, Patch, PatchParams, Result};
 use k8s_openapi::api::core::v1::Node;
 use serde_json::json;
 
-use crate::context::{Context, Descriptor};
+use crate::descriptor::{Descriptor, Row, or_gone, own};
 
-pub const DESCRIPTOR: Descriptor = Descriptor {
+pub const DESCRIPTOR: &dyn Row = &Descriptor::<Controller, Arc<str>> {
     name: "ttl-controller",
     account: "ttl-controller",
     component: "ttl-controller",
-    start,
+    queue: "ttlcontroller",
+    workers: 1,
+    new: |setup| Some(Controller { client: setup.client.clone(), nodes: setup.lister() }),
+    watches: &[&own::<Node>()],
+    reconcile: |this, key| Box::pin(async move { this.reconcile(&key).await }),
 };
+
+struct Controller {
+    client: Client,
+    nodes: Lister<Node>,
+}
+
+impl Controller {
+    async fn reconcile(&self, name: &str) -> Result<Outcome> {
+        let wanted = seconds(self.nodes.len()).to_string();
+        let Some(node) = self.nodes.get("", name) else { return Ok(Outcome::Done) };
+        let annotations = node.metadata.annotations.as_ref();
+        if annotations.and_then(|all| all.get(TTL)) == Some(&wanted) {
+            return Ok(Outcome::Done);
+        }
+        let patch = json!({"metadata": {"annotations": {TTL: wanted}}});
+        let api: Api<Node> = self.client.api(None);
+        or_gone(api.patch(name, &PatchParams::default(), &Patch::Strategic(&patch)).await)
+    }
+}
 
 const TTL: &str = "node.alpha.kubernetes.io/ttl";
 /// Seconds, from as many nodes on.
 const STEPS: [(usize, u32); 5] = [(0, 0), (101, 15), (501, 30), (1001, 60), (2001, 300)];
-
-fn start(context: Context) {
-    let nodes = context.informers.of::<Node>();
-    let queue: WorkQueue<Arc<str>> = WorkQueue::new("ttlcontroller");
-    let adds = queue.clone();
-    nodes.subscribe_raw(move |event| adds.add(event.entry().header.key.name.clone()));
-    let (tasks, lister) = (context.tasks.clone(), nodes.lister());
-    tasks.clone().spawn("ttl", async move {
-        nodes.synced().await;
-        spawn_workers(&tasks, &queue, 1, move |name: Arc<str>| {
-            let wanted = seconds(lister.len()).to_string();
-            let has = lister.get("", &name).map(|node| {
-                node.metadata.annotations.as_ref().and_then(|all| all.get(TTL).cloned())
-            });
-            let api: Api<Node> = context.client.api(None);
-            async move {
-                if has.is_none_or(|has| has.as_ref() == Some(&wanted)) {
-                    return Ok(Outcome::Done);
-                }
-                let patch = json!({"metadata": {"annotations": {TTL: wanted}}});
-                let params = PatchParams::default();
-                match api.patch(&name, &params, &Patch::Strategic(&patch)).await {
-                    Err(error) if error.is_not_found() => Ok(Outcome::Done),
-                    done => done.map(|_| Outcome::Done),
-                }
-            }
-        });
-    });
-}
 
 /// Pure.
 fn seconds(nodes: usize) -> u32 {

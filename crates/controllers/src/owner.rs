@@ -5,7 +5,9 @@
 
 use std::sync::Arc;
 
-use client::{Api, Entry, ErrorExt, Header, Informer, Kind, Lister, Patch, PatchParams, Result};
+use client::{
+    Api, Client, Entry, ErrorExt, Header, Informer, Kind, Lister, Patch, PatchParams, Result,
+};
 use machinery::selector::Selector;
 use machinery::{ObjectMeta, OwnerReference};
 use serde_json::json;
@@ -74,6 +76,53 @@ pub fn claimable<T: Kind>(lister: &Lister<T>, owner: &ObjectMeta) -> Vec<Arc<Ent
     all.sort_by(|a, b| a.header.key.cmp(&b.header.key));
     all.dedup_by(|a, b| a.header.key == b.header.key);
     all
+}
+
+/// The objects of an owner of the kind `O`, after adopting and releasing. `wanted` may leave out an object.
+/// Costs a look at [`claimable`] and a write for each object that changes hands.
+pub async fn claim_all<T: Kind, O: Kind>(
+    client: &Client,
+    objects: &Lister<T>,
+    owner: &ObjectMeta,
+    selector: &Selector,
+    wanted: impl Fn(&Header, Claim) -> bool,
+) -> Result<Vec<Arc<Entry>>> {
+    let api: Api<T> = client.api(owner.namespace.as_deref());
+    let uid = owner.uid.as_deref().unwrap_or_default();
+    let (mut all, mut allowed) = (vec![], None);
+    for entry in claimable(objects, owner) {
+        let header = &entry.header;
+        let claim = claim(owner, selector, header);
+        if !wanted(header, claim) {
+            continue;
+        }
+        match claim {
+            Claim::Keep => {}
+            // An owner that goes keeps its objects until the end.
+            Claim::Ignore if header.controller().is_some_and(|owner| owner.uid == uid) => {}
+            Claim::Ignore => continue,
+            Claim::Release => {
+                release(&api, &header.key.name, &header.uid, uid).await?;
+                continue;
+            }
+            Claim::Adopt => {
+                if allowed.is_none() {
+                    let owners: Api<O> = client.api(owner.namespace.as_deref());
+                    allowed = Some(may_adopt(&owners, owner).await?);
+                }
+                if allowed != Some(true) {
+                    continue;
+                }
+                let reference = reference_as(O::API_VERSION, O::KIND, owner);
+                match adopt(&api, &header.key.name, &header.uid, &reference).await {
+                    Err(error) if error.is_not_found() => continue,
+                    done => done?,
+                }
+            }
+        }
+        all.push(entry);
+    }
+    Ok(all)
 }
 
 /// Makes `owner` the controller of an object, if it is still the one with `uid`.

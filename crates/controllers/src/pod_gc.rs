@@ -9,25 +9,32 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use client::{
-    Api, Client, DeleteParams, ErrorExt, Lister, ObjectKey, Outcome, Patch, PatchParams,
-    Preconditions, Result, WorkQueue, spawn_workers,
+    Api, Client, DeleteParams, ErrorExt, Event, Lister, ObjectKey, Outcome, Patch, PatchParams,
+    Preconditions, RawEvent, Result, WorkQueue,
 };
 use k8s_openapi::api::core::v1::{Node, Pod};
 use machinery::Time;
 use serde_json::json;
 use tokio::sync::Notify;
 
-use crate::context::{Context, Descriptor};
+use crate::descriptor::{Descriptor, Row, Setup, on, on_metadata, task};
 use crate::pod;
 
-pub const DESCRIPTOR: Descriptor = Descriptor {
+pub const DESCRIPTOR: &dyn Row = &Descriptor::<Controller> {
     name: "pod-garbage-collector-controller",
     account: "pod-garbage-collector",
     component: "pod-garbage-collector",
-    start,
+    queue: "orphaned_pods_nodes",
+    workers: 4,
+    new: Controller::new,
+    watches: &[
+        &on_metadata::<Node, _, _>(|this: &Controller, _, event| this.node_event(event)),
+        &on(|this: &Controller, _, event| this.pod_event(event)),
+        &task(|this: Arc<Controller>| Box::pin(this.trim_when_finished())),
+    ],
+    reconcile: |this, key| Box::pin(async move { this.reconcile(&key).await }),
 };
 
-const WORKERS: usize = 4;
 /// A node that is missing may be registering.
 const QUARANTINE: Duration = Duration::from_secs(40);
 /// Finished pods are counted no more often. Upstream: gcCheckPeriod.
@@ -47,64 +54,57 @@ struct Controller {
     surplus: Mutex<HashSet<String>>,
 }
 
-fn start(context: Context) {
-    let (nodes, pods) = (context.informers.of::<Node>(), context.informers.of::<Pod>());
-    pods.index("node", |pod| vec![pod::node_name(pod).to_owned()]);
-    pods.index(FINISHED.0, |pod| match pod::is_finished(pod) {
-        true => vec![FINISHED.1.to_owned()],
-        false => vec![],
-    });
-    let controller = Arc::new(Controller {
-        client: context.client,
-        nodes: nodes.lister(),
-        pods: pods.lister(),
-        threshold: context.options.terminated_pod_gc_threshold,
-        queue: WorkQueue::new("orphaned_pods_nodes"),
-        finished: Notify::new(),
-        surplus: Mutex::default(),
-    });
-    let this = controller.clone();
-    nodes.subscribe_raw(move |event| {
-        if matches!(event, client::RawEvent::Deleted(_)) {
-            let pods = this.pods.by_index("node", &event.entry().header.key.name);
-            pods.iter()
-                .for_each(|pod| this.queue.add_after(ObjectKey::of(&pod.metadata), QUARANTINE));
+impl Controller {
+    fn new(setup: &Setup<ObjectKey>) -> Option<Self> {
+        let pods = setup.informer::<Pod>();
+        pods.index("node", |pod| vec![pod::node_name(pod).to_owned()]);
+        pods.index(FINISHED.0, |pod| match pod::is_finished(pod) {
+            true => vec![FINISHED.1.to_owned()],
+            false => vec![],
+        });
+        Some(Self {
+            client: setup.client.clone(),
+            nodes: setup.lister(),
+            pods: pods.lister(),
+            threshold: setup.options.terminated_pod_gc_threshold,
+            queue: setup.queue.clone(),
+            finished: Notify::new(),
+            surplus: Mutex::default(),
+        })
+    }
+
+    fn node_event(&self, event: &RawEvent) {
+        if let RawEvent::Deleted(node) = event {
+            for pod in self.pods.entries_by_index("node", &node.header.key.name) {
+                self.queue.add_after(pod.header.key.clone(), QUARANTINE);
+            }
         }
-    });
-    let this = controller.clone();
-    pods.subscribe(move |event| {
+    }
+
+    fn pod_event(&self, event: &Event<Pod>) {
         let pod = event.object();
         let unplaced = pod::node_name(pod).is_empty();
         if event.is_deleted() {
             return;
         }
         if unplaced && pod::is_deleting(pod) {
-            this.queue.add(event.key());
-        } else if !unplaced && this.nodes.get("", pod::node_name(pod)).is_none() {
-            this.queue.add_after(event.key(), QUARANTINE);
+            self.queue.add(event.key());
+        } else if !unplaced && self.nodes.get("", pod::node_name(pod)).is_none() {
+            self.queue.add_after(event.key(), QUARANTINE);
         }
-        if pod::is_finished(pod) && this.threshold > 0 {
-            this.finished.notify_one();
+        if pod::is_finished(pod) && self.threshold > 0 {
+            self.finished.notify_one();
         }
-    });
-    let tasks = context.tasks;
-    tasks.clone().spawn("pod-gc", async move {
-        nodes.synced().await;
-        pods.synced().await;
-        let (this, queue) = (controller.clone(), controller.queue.clone());
-        spawn_workers(&tasks, &queue, WORKERS, move |key: ObjectKey| {
-            let this = this.clone();
-            async move { this.reconcile(&key).await }
-        });
-        loop {
-            controller.finished.notified().await;
-            tokio::time::sleep(TRIM).await;
-            controller.trim();
-        }
-    });
-}
+    }
 
-impl Controller {
+    async fn trim_when_finished(self: Arc<Self>) {
+        loop {
+            self.finished.notified().await;
+            tokio::time::sleep(TRIM).await;
+            self.trim();
+        }
+    }
+
     /// Finished pods beyond the threshold. All of them are looked at only when there are so many.
     fn trim(&self) {
         let (index, value) = FINISHED;
@@ -225,7 +225,7 @@ mod tests {
         });
         let tasks = Tasks::new("test");
         let options = Options { terminated_pod_gc_threshold: 2, ..Options::default() };
-        start(Context {
+        DESCRIPTOR.start(crate::context::Context {
             informers: Informers::new(client.clone(), tasks.clone()),
             events: EventRecorder::new(client.clone(), &tasks, "test", None),
             client,

@@ -10,39 +10,39 @@ use std::sync::Arc;
 
 use cel::Type;
 use cel::environments::{self, Offers};
-use client::{Client, ErrorExt, Lister, Outcome, Result, WorkQueue, spawn_workers};
+use client::{Client, ErrorExt, Lister, Outcome, Result};
 use http::Method;
 use k8s_openapi::api::admissionregistration::v1::{
     NamedRuleWithOperations, ValidatingAdmissionPolicy,
 };
 use serde_json::{Value, json};
 
-use crate::context::{Context, Descriptor};
+use crate::descriptor::{Descriptor, Row, or_gone, own};
 
-pub const DESCRIPTOR: Descriptor = Descriptor { name: NAME, account: NAME, component: NAME, start };
+pub const DESCRIPTOR: &dyn Row = &Descriptor::<Controller, Arc<str>> {
+    name: NAME,
+    account: NAME,
+    component: NAME,
+    queue: "validatingadmissionpolicy-status",
+    workers: 5,
+    new: |setup| Some(Controller { client: setup.client.clone(), policies: setup.lister() }),
+    watches: &[&own::<ValidatingAdmissionPolicy>()],
+    reconcile: |this, name| {
+        Box::pin(async move { reconcile(&this.client, &this.policies, &name).await })
+    },
+};
+
+struct Controller {
+    client: Client,
+    policies: Lister<ValidatingAdmissionPolicy>,
+}
 
 const NAME: &str = "validatingadmissionpolicy-status-controller";
-const WORKERS: usize = 5;
 /// Kinds that a policy's expressions are checked against.
 const MOST_KINDS: usize = 10;
 /// Kinds within kinds; what is deeper, or refers to itself, is of any type.
 const DEEPEST: usize = 24;
 const APPLY: &str = "application/apply-patch+yaml";
-
-fn start(context: Context) {
-    let informer = context.informers.of::<ValidatingAdmissionPolicy>();
-    let queue: WorkQueue<Arc<str>> = WorkQueue::new("validatingadmissionpolicy-status");
-    let adds = queue.clone();
-    informer.subscribe_raw(move |event| adds.add(event.entry().header.key.name.clone()));
-    let (tasks, policies) = (context.tasks.clone(), informer.lister());
-    tasks.clone().spawn("policy-status", async move {
-        informer.synced().await;
-        spawn_workers(&tasks, &queue, WORKERS, move |name: Arc<str>| {
-            let (client, policies) = (context.client.clone(), policies.clone());
-            async move { reconcile(&client, &policies, &name).await }
-        });
-    });
-}
 
 async fn reconcile(
     client: &Client,
@@ -72,10 +72,7 @@ async fn reconcile(
     let path = format!(
         "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/{name}/status?fieldManager={NAME}&force=true"
     );
-    match client.call(Method::PATCH, &path, APPLY, body.to_string()).await {
-        Err(error) if error.is_not_found() => Ok(Outcome::Done),
-        done => done.map(|_| Outcome::Done),
-    }
+    or_gone(client.call(Method::PATCH, &path, APPLY, body.to_string()).await)
 }
 
 /// What a policy is about.

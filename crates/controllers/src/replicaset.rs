@@ -12,10 +12,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use client::{
-    Api, DeleteParams, Entry, ErrorExt, EventType, Kind, Lister, ObjectKey, Outcome, PostParams,
-    RawEvent, Result, Selectors, View, WorkQueue, spawn_workers,
+    Api, Entry, ErrorExt, Header, Kind, Lister, ObjectKey, Outcome, PostParams, Result, Selectors,
+    View,
 };
-use futures::future::join_all;
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{
     ReplicaSet, ReplicaSetCondition, ReplicaSetSpec, ReplicaSetStatus,
@@ -24,33 +23,51 @@ use k8s_openapi::api::core::v1::{Pod, PodTemplateSpec};
 use machinery::selector::Selector;
 use machinery::{ObjectMeta, Time};
 
-use crate::context::{Context, Descriptor};
+use crate::context::Context;
+use crate::descriptor::{Descriptor, Row, Setup, own, owned_by};
 use crate::expectations::Expectations;
 use crate::owner::{self, Claim};
 use crate::pod::{self, Availability, Facts, Ready};
+use crate::pod_control::PodControl;
 
-pub const DESCRIPTOR: Descriptor = Descriptor {
-    name: "replicaset-controller",
-    account: "replicaset-controller",
-    component: "replicaset-controller",
-    start: start::<ReplicaSet>,
-};
+pub const DESCRIPTOR: &dyn Row =
+    &row::<ReplicaSet>("replicaset-controller", "replicaset-controller", "replicaset");
+
+/// The row of a kind that keeps a number of pods: the controller's name, its account, its queue.
+pub const fn row<S: Replicated>(
+    name: &'static str,
+    account: &'static str,
+    queue: &'static str,
+) -> Descriptor<Controller<S>> {
+    Descriptor {
+        name,
+        account,
+        component: account,
+        queue,
+        workers: 5,
+        new: Controller::new,
+        watches: const {
+            &[
+                &own::<S>(),
+                &owned_by::<Pod, S, Controller<S>>()
+                    .expected(|this| &this.expectations)
+                    .adopted(|this| &this.selectors),
+            ]
+        },
+        reconcile: |this, key| Box::pin(async move { this.reconcile(&key).await }),
+    }
+}
 
 const BURST: usize = 500;
-const WORKERS: usize = 5;
 
 /// A kind that keeps a number of pods. Upstream: ReplicationControllers are adapted to the
 /// ReplicaSet's controller, too.
 pub trait Replicated: Kind {
-    /// Of the queue.
-    const QUEUE: &'static str;
     fn as_replica_set(this: &Arc<Self>) -> Arc<ReplicaSet>;
     fn set_status(&mut self, status: ReplicaSetStatus);
 }
 
 impl Replicated for ReplicaSet {
-    const QUEUE: &'static str = "replicaset";
-
     fn as_replica_set(this: &Arc<Self>) -> Arc<ReplicaSet> {
         this.clone()
     }
@@ -60,44 +77,14 @@ impl Replicated for ReplicaSet {
     }
 }
 
-struct Controller<S> {
+pub struct Controller<S: 'static> {
     context: Context,
     sets: Lister<S>,
     /// The selectors of all sets: whom a pod without a controller concerns.
     selectors: Selectors,
     pods: Lister<Pod>,
     facts: View<Facts>,
-    queue: WorkQueue<ObjectKey>,
     expectations: Expectations,
-}
-
-pub fn start<S: Replicated>(context: Context) {
-    let (sets, pods) = (context.informers.of::<S>(), context.informers.of::<Pod>());
-    owner::index_orphans(&pods);
-    let controller = Arc::new(Controller {
-        sets: sets.lister(),
-        selectors: Selectors::of(&sets, selector_of),
-        pods: pods.lister(),
-        facts: pods.view(),
-        queue: WorkQueue::new(S::QUEUE),
-        expectations: Expectations::default(),
-        context,
-    });
-    let this = controller.clone();
-    sets.subscribe_raw(move |event| this.queue.add(event.entry().header.key.clone()));
-    let this = controller.clone();
-    pods.subscribe_raw(move |event| this.pod_event(event));
-    let tasks = controller.context.tasks.clone();
-    let this = controller.clone();
-    tasks.clone().spawn(S::QUEUE, async move {
-        sets.synced().await;
-        pods.synced().await;
-        let queue = this.queue.clone();
-        spawn_workers(&tasks, &queue, WORKERS, move |key| {
-            let this = this.clone();
-            async move { this.reconcile(&key).await }
-        });
-    });
 }
 
 /// A pod of a set.
@@ -141,46 +128,17 @@ fn plan(
 }
 
 impl<S: Replicated> Controller<S> {
-    /// A pod came, changed or went: tell its controller, or whoever may adopt it.
-    fn pod_event(&self, event: &RawEvent) {
-        let header = &event.entry().header;
-        let owner_of = |header: &client::Header| {
-            let owner = header.controller().filter(|owner| owner.kind == S::KIND)?;
-            Some(ObjectKey::new(&header.key.namespace, &owner.name))
-        };
-        let owner = owner_of(header);
-        match event {
-            RawEvent::Deleted(_) => {
-                if let Some(owner) = &owner {
-                    self.expectations.deleted(owner, &header.key);
-                }
-            }
-            RawEvent::Applied { old, .. } => {
-                let was = old.as_ref().and_then(|old| owner_of(&old.header));
-                if was != owner {
-                    was.into_iter().for_each(|was| self.queue.add(was));
-                }
-                if let Some(owner) = &owner {
-                    if old.is_none() {
-                        self.expectations.created(owner);
-                    }
-                    if header.deleting {
-                        self.expectations.deleted(owner, &header.key);
-                    }
-                }
-            }
-        }
-        match owner {
-            Some(owner) => self.queue.add(owner),
-            None if header.controller().is_none() && !header.deleting => self.wake_adopters(header),
-            None => {}
-        }
-    }
-
-    fn wake_adopters(&self, header: &client::Header) {
-        for key in self.selectors.matching(&header.key.namespace, &[&header.labels]) {
-            self.queue.add(key);
-        }
+    fn new(setup: &Setup<ObjectKey>) -> Option<Self> {
+        let (sets, pods) = (setup.informer(), setup.informer());
+        owner::index_orphans(&pods);
+        Some(Self {
+            context: setup.context.clone(),
+            selectors: Selectors::of(&sets, selector_of),
+            sets: sets.lister(),
+            facts: pods.view(),
+            pods: pods.lister(),
+            expectations: Expectations::default(),
+        })
     }
 
     async fn reconcile(&self, key: &ObjectKey) -> Result<Outcome> {
@@ -208,7 +166,7 @@ impl<S: Replicated> Controller<S> {
         let mut failure = None;
         if settled && set.metadata.deletion_timestamp.is_none() {
             let step = plan(wanted, &active, || self.related(&set), now);
-            failure = self.act(key, &set, step).await.err();
+            failure = self.act(key, &original, &set, step).await.err();
         }
         let (status, recheck) = status_of(&set, &pods, failure.as_ref().map(ErrorExt::text), now);
         self.write_status(&original, set.status.as_ref(), status).await?;
@@ -219,46 +177,18 @@ impl<S: Replicated> Controller<S> {
         }
     }
 
-    /// The set's pods, after adopting and releasing.
+    /// The set's pods, after adopting and releasing. A pod that has finished is not adopted.
     async fn claim(&self, set: &ReplicaSet, selector: &Selector) -> Result<Vec<Owned>> {
-        let namespace = set.metadata.namespace.as_deref().unwrap_or_default();
-        let uid = set.metadata.uid.as_deref().unwrap_or_default();
-        let api: Api<Pod> = self.context.client.api(Some(namespace));
-        let mut pods = vec![];
-        let mut allowed = None;
-        for entry in owner::claimable(&self.pods, &set.metadata) {
-            let header = &entry.header;
-            match owner::claim(&set.metadata, selector, header) {
-                Claim::Keep => {}
-                Claim::Release => {
-                    owner::release(&api, &header.key.name, &header.uid, uid).await?;
-                    continue;
-                }
-                Claim::Adopt => {
-                    if !self.facts.get(&header.key).is_some_and(|pod| pod.active) {
-                        continue;
-                    }
-                    if allowed.is_none() {
-                        let sets: Api<S> = self.context.client.api(Some(namespace));
-                        allowed = Some(owner::may_adopt(&sets, &set.metadata).await?);
-                    }
-                    if allowed != Some(true) {
-                        continue;
-                    }
-                    let reference = reference::<S>(set);
-                    match owner::adopt(&api, &header.key.name, &header.uid, &reference).await {
-                        Err(error) if error.is_not_found() => continue,
-                        done => done?,
-                    }
-                }
-                // What a set that goes has, it has until the end.
-                Claim::Ignore if header.controller().is_some_and(|owner| owner.uid == uid) => {}
-                Claim::Ignore => continue,
-            }
-            let facts = self.facts.get(&header.key).filter(|facts| *facts.uid == *header.uid);
-            pods.extend(facts.map(|facts| Owned { entry: entry.clone(), facts }));
-        }
-        Ok(pods)
+        let wanted = |header: &Header, claim| {
+            claim != Claim::Adopt || self.facts.get(&header.key).is_some_and(|pod| pod.active)
+        };
+        let (client, meta) = (&self.context.client, &set.metadata);
+        let mine = owner::claim_all::<_, S>(client, &self.pods, meta, selector, wanted).await?;
+        let owned = mine.into_iter().filter_map(|entry| {
+            let facts = self.facts.get(&entry.header.key)?;
+            (*facts.uid == *entry.header.uid).then_some(Owned { entry, facts })
+        });
+        Ok(owned.collect())
     }
 
     /// Active pods of all sets with the same controller (the Deployment's others).
@@ -272,90 +202,20 @@ impl<S: Replicated> Controller<S> {
         pods.filter_map(|pod| self.facts.get(&pod.header.key)).collect()
     }
 
-    async fn act(&self, key: &ObjectKey, set: &ReplicaSet, plan: Plan) -> Result<()> {
+    async fn act(&self, key: &ObjectKey, original: &S, set: &ReplicaSet, plan: Plan) -> Result<()> {
+        let (client, events) = (&self.context.client, &self.context.events);
+        let control = PodControl { client, events, owner: original };
         match plan {
             Plan::Enough => Ok(()),
             Plan::Create(count) => {
                 self.expectations.expect_creations(key, count);
-                self.create(key, set, count).await
+                let template = set.spec.as_ref().and_then(|spec| spec.template.as_ref());
+                let pod = pod_from(template, &set.metadata, reference::<S>(set));
+                control.create_all(&self.expectations, &vec![pod; count]).await
             }
             Plan::Delete(victims) => {
                 self.expectations.expect_deletions(key, victims.iter().cloned());
-                let results =
-                    join_all(victims.iter().map(|victim| self.delete(key, set, victim))).await;
-                results.into_iter().collect()
-            }
-        }
-    }
-
-    /// Batches of 1, 2, 4, …; the rest is not tried after an error.
-    async fn create(&self, key: &ObjectKey, set: &ReplicaSet, count: usize) -> Result<()> {
-        let (mut left, mut batch) = (count, 1);
-        while left > 0 {
-            let size = batch.min(left);
-            let results = join_all((0..size).map(|_| self.create_pod(key, set))).await;
-            left -= size;
-            if let Some(error) = results.into_iter().find_map(Result::err) {
-                (0..left).for_each(|_| self.expectations.created(key));
-                // The namespace goes and takes the set along.
-                return if error.is_namespace_terminating() { Ok(()) } else { Err(error) };
-            }
-            batch *= 2;
-        }
-        Ok(())
-    }
-
-    async fn create_pod(&self, key: &ObjectKey, set: &ReplicaSet) -> Result<()> {
-        let template = set.spec.as_ref().and_then(|spec| spec.template.as_ref());
-        let pod = pod_from(template, &set.metadata, reference::<S>(set));
-        match self
-            .context
-            .client
-            .api::<Pod>(Some(&key.namespace))
-            .create(&PostParams::default(), &pod)
-            .await
-        {
-            Ok(created) => {
-                let name = created.metadata.name.unwrap_or_default();
-                self.event(
-                    set,
-                    EventType::Normal,
-                    "SuccessfulCreate",
-                    format!("Created pod: {name}"),
-                );
-                Ok(())
-            }
-            Err(error) => {
-                self.expectations.created(key);
-                if !error.is_namespace_terminating() {
-                    let message = format!("Error creating: {}", error.text());
-                    self.event(set, EventType::Warning, "FailedCreate", message);
-                }
-                Err(error)
-            }
-        }
-    }
-
-    async fn delete(&self, key: &ObjectKey, set: &ReplicaSet, victim: &ObjectKey) -> Result<()> {
-        let api: Api<Pod> = self.context.client.api(Some(&key.namespace));
-        match api.delete(&victim.name, &DeleteParams::default()).await {
-            Ok(_) => {
-                let message = format!("Deleted pod: {}", victim.name);
-                self.event(set, EventType::Normal, "SuccessfulDelete", message);
-                Ok(())
-            }
-            Err(error) => {
-                self.expectations.deleted(key, victim);
-                if error.is_not_found() {
-                    return Ok(());
-                }
-                self.event(
-                    set,
-                    EventType::Warning,
-                    "FailedDelete",
-                    format!("Error deleting: {}", error.text()),
-                );
-                Err(error)
+                control.delete_all(&self.expectations, &victims).await
             }
         }
     }
@@ -387,12 +247,6 @@ impl<S: Replicated> Controller<S> {
             }
         }
         Ok(())
-    }
-
-    fn event(&self, set: &ReplicaSet, kind: EventType, reason: &str, message: String) {
-        if let Some(original) = self.sets.get_key(&ObjectKey::of(&set.metadata)) {
-            self.context.events.event(&*original, kind, reason, message);
-        }
     }
 }
 

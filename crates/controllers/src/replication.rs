@@ -13,19 +13,16 @@ use k8s_openapi::api::core::v1::{
 };
 use machinery::LabelSelector;
 
-use crate::context::Descriptor;
-use crate::replicaset::{Replicated, start};
+use crate::descriptor::Row;
+use crate::replicaset::{Replicated, row};
 
-pub const DESCRIPTOR: Descriptor = Descriptor {
-    name: "replicationcontroller-controller",
-    account: "replication-controller",
-    component: "replication-controller",
-    start: start::<ReplicationController>,
-};
+pub const DESCRIPTOR: &dyn Row = &row::<ReplicationController>(
+    "replicationcontroller-controller",
+    "replication-controller",
+    "replicationmanager",
+);
 
 impl Replicated for ReplicationController {
-    const QUEUE: &'static str = "replicationmanager";
-
     fn as_replica_set(this: &Arc<Self>) -> Arc<ReplicaSet> {
         let spec = this.spec.as_ref().map(|spec| ReplicaSetSpec {
             min_ready_seconds: spec.min_ready_seconds,

@@ -9,8 +9,8 @@
 use std::sync::Arc;
 
 use client::{
-    Api, DeleteParams, ErrorExt, EventType, Lister, ObjectKey, Outcome, Patch, PatchParams,
-    PostParams, Result, WorkQueue, spawn_workers,
+    Api, DeleteParams, ErrorExt, Event, EventType, Lister, ObjectKey, Outcome, Patch, PatchParams,
+    PostParams, Result, WorkQueue,
 };
 use k8s_openapi::api::core::v1::{Pod, PodResourceClaim};
 use k8s_openapi::api::resource::v1::{
@@ -19,15 +19,31 @@ use k8s_openapi::api::resource::v1::{
 use machinery::{ObjectMeta, OwnerReference};
 use serde_json::json;
 
-use crate::context::{Context, Descriptor};
+use crate::context::Context;
+use crate::descriptor::{Descriptor, Row, Setup, further, on};
 use crate::owner;
 use crate::pod;
 
-pub const DESCRIPTOR: Descriptor = Descriptor {
+pub const DESCRIPTOR: &dyn Row = &Descriptor::<Controller> {
     name: "resourceclaim-controller",
     account: "resource-claim-controller",
     component: "resource_claim",
-    start,
+    queue: "resource_claim",
+    workers: 10,
+    new: Controller::new,
+    watches: &[
+        &on(|this: &Controller, _, event| this.pod_event(event)),
+        &on(|this: &Controller, _, event| this.claim_event(event)),
+        &on(|this: &Controller, _, event: &Event<ResourceClaimTemplate>| {
+            this.wake_pods(event.object());
+        }),
+        &further(
+            |this: &Controller| &this.claim_queue,
+            10,
+            |this, key| Box::pin(async move { this.sync_claim(&key).await }),
+        ),
+    ],
+    reconcile: |this, key| Box::pin(async move { this.sync_pod(&key).await }),
 };
 
 /// Pods by the templates that they name.
@@ -38,7 +54,6 @@ const CLAIM_NAME: &str = "resource.kubernetes.io/pod-claim-name";
 const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
 /// Of a generated name, with five random characters to come.
 const LONGEST_BASE: usize = 57;
-const WORKERS: usize = 10;
 
 #[derive(Clone)]
 struct Controller {
@@ -48,59 +63,6 @@ struct Controller {
     templates: Lister<ResourceClaimTemplate>,
     pod_queue: WorkQueue<ObjectKey>,
     claim_queue: WorkQueue<ObjectKey>,
-}
-
-fn start(context: Context) {
-    let pods = context.informers.of::<Pod>();
-    let claims = context.informers.of::<ResourceClaim>();
-    let templates = context.informers.of::<ResourceClaimTemplate>();
-    pods.index(BY_TEMPLATE, |one| {
-        let namespace = one.metadata.namespace.as_deref().unwrap_or_default();
-        let names = claims_of(one).filter_map(|entry| entry.resource_claim_template_name.as_ref());
-        names.map(|name| ObjectKey::new(namespace, name).to_string()).collect()
-    });
-    let controller = Controller {
-        pods: pods.lister(),
-        claims: claims.lister(),
-        templates: templates.lister(),
-        pod_queue: WorkQueue::new("resource_claim"),
-        claim_queue: WorkQueue::new("resource_claim_consumers"),
-        context,
-    };
-    let this = controller.clone();
-    pods.subscribe(move |event| {
-        let pod = event.object();
-        if claims_of(pod).next().is_some() {
-            this.pod_queue.add(event.key());
-        }
-        this.wake_claims(pod);
-    });
-    let this = controller.clone();
-    claims.subscribe(move |event| {
-        this.claim_queue.add(event.key());
-        // A pod may have waited for it, or needs another if it is gone.
-        if let Some((namespace, name)) = owning_pod(event.object()) {
-            this.pod_queue.add(ObjectKey::new(namespace, name));
-        }
-    });
-    let this = controller.clone();
-    templates.subscribe(move |event| this.wake_pods(event.object()));
-    let tasks = controller.context.tasks.clone();
-    tasks.clone().spawn("resource claims", async move {
-        pods.synced().await;
-        claims.synced().await;
-        templates.synced().await;
-        let this = controller.clone();
-        spawn_workers(&tasks, &controller.pod_queue, WORKERS, move |key| {
-            let this = this.clone();
-            async move { this.sync_pod(&key).await }
-        });
-        let this = controller.clone();
-        spawn_workers(&tasks, &controller.claim_queue, WORKERS, move |key| {
-            let this = this.clone();
-            async move { this.sync_claim(&key).await }
-        });
-    });
 }
 
 fn claims_of(pod: &Pod) -> impl Iterator<Item = &PodResourceClaim> {
@@ -166,6 +128,40 @@ fn made(one: &Pod, entry: &PodResourceClaim, template: &ResourceClaimTemplate) -
 }
 
 impl Controller {
+    fn new(setup: &Setup<ObjectKey>) -> Option<Self> {
+        let pods = setup.informer::<Pod>();
+        pods.index(BY_TEMPLATE, |one| {
+            let namespace = one.metadata.namespace.as_deref().unwrap_or_default();
+            let names =
+                claims_of(one).filter_map(|entry| entry.resource_claim_template_name.as_ref());
+            names.map(|name| ObjectKey::new(namespace, name).to_string()).collect()
+        });
+        Some(Self {
+            context: setup.context.clone(),
+            pods: pods.lister(),
+            claims: setup.lister(),
+            templates: setup.lister(),
+            pod_queue: setup.queue.clone(),
+            claim_queue: WorkQueue::new("resource_claim_consumers"),
+        })
+    }
+
+    fn pod_event(&self, event: &Event<Pod>) {
+        let pod = event.object();
+        if claims_of(pod).next().is_some() {
+            self.pod_queue.add(event.key());
+        }
+        self.wake_claims(pod);
+    }
+
+    fn claim_event(&self, event: &Event<ResourceClaim>) {
+        self.claim_queue.add(event.key());
+        // A pod may have waited for it, or needs another if it is gone.
+        if let Some((namespace, name)) = owning_pod(event.object()) {
+            self.pod_queue.add(ObjectKey::new(namespace, name));
+        }
+    }
+
     fn wake_claims(&self, one: &Pod) {
         let namespace = one.metadata.namespace.as_deref().unwrap_or_default();
         for name in known_names(one) {

@@ -6,48 +6,62 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use client::{Api, ErrorExt, Outcome, PostParams, Result, WorkQueue, spawn_workers};
+use client::{Api, Client, ErrorExt, Lister, Outcome, PostParams, Result};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
 use machinery::ObjectMeta;
 
-use crate::context::{Context, Descriptor};
+use crate::descriptor::{Descriptor, Row, on_metadata, own};
 use crate::serviceaccount::is_active;
 
-pub const DESCRIPTOR: Descriptor = Descriptor {
+pub const DESCRIPTOR: &dyn Row = &Descriptor::<Controller, Arc<str>> {
     name: "root-ca-certificate-publisher-controller",
     account: "root-ca-cert-publisher",
     component: "root-ca-cert-publisher",
-    start,
+    queue: "root_ca_cert_publisher",
+    workers: 1,
+    new: |setup| {
+        let Some(root) = setup.options.root_ca.clone() else {
+            tracing::info!("no root CA is given: none is published");
+            return None;
+        };
+        Some(Controller {
+            client: setup.client.clone(),
+            root,
+            namespaces: setup.lister(),
+            maps: setup.scoped(None, MAPS).lister(),
+        })
+    },
+    watches: &[
+        &own::<Namespace>(),
+        &on_metadata::<ConfigMap, _, _>(|_: &Controller, queue, event| {
+            queue.add(event.entry().header.key.namespace.clone());
+        })
+        .within(None, MAPS),
+    ],
+    reconcile: |this, namespace| {
+        Box::pin(async move {
+            let known = this.namespaces.get("", &namespace);
+            let map = this.maps.get(&namespace, NAME);
+            let write = known.filter(|one| is_active(one));
+            let write = write.and_then(|_| plan(map.as_deref(), &namespace, &this.root));
+            let done = carry_out(&this.client.api(Some(&namespace)), write).await;
+            done.map(|()| Outcome::Done)
+        })
+    },
 };
 
 const NAME: &str = "kube-root-ca.crt";
 const DESCRIPTION: &str = "kubernetes.io/description";
 const DESCRIPTION_TEXT: &str = "Contains a CA bundle that can be used to verify the kube-apiserver when using internal endpoints such as the internal service IP or kubernetes.default.svc. No other usage is guaranteed across distributions of Kubernetes clusters.";
 
-fn start(context: Context) {
-    let Some(root) = context.options.root_ca.clone() else {
-        tracing::info!("no root CA is given: none is published");
-        return;
-    };
-    let namespaces = context.informers.of::<Namespace>();
-    let maps = context.informers.scoped::<ConfigMap>(None, &format!("metadata.name={NAME}"), "");
-    let queue: WorkQueue<Arc<str>> = WorkQueue::new("root_ca_cert_publisher");
-    let adds = queue.clone();
-    namespaces.subscribe_raw(move |event| adds.add(event.entry().header.key.name.clone()));
-    let adds = queue.clone();
-    maps.subscribe_raw(move |event| adds.add(event.entry().header.key.namespace.clone()));
-    let tasks = context.tasks.clone();
-    tasks.clone().spawn("root-ca", async move {
-        namespaces.synced().await;
-        maps.synced().await;
-        spawn_workers(&tasks, &queue, 1, move |namespace: Arc<str>| {
-            let active = namespaces.lister().get("", &namespace).is_some_and(|one| is_active(&one));
-            let known = maps.lister().get(&namespace, NAME);
-            let write = active.then(|| plan(known.as_deref(), &namespace, &root)).flatten();
-            let api: Api<ConfigMap> = context.client.api(Some(&namespace));
-            async move { carry_out(&api, write).await.map(|()| Outcome::Done) }
-        });
-    });
+/// The published maps of all namespaces.
+const MAPS: &str = "metadata.name=kube-root-ca.crt";
+
+struct Controller {
+    client: Client,
+    root: String,
+    namespaces: Lister<Namespace>,
+    maps: Lister<ConfigMap>,
 }
 
 /// The map to write, if what is there is not right. Pure.

@@ -1,6 +1,6 @@
-//! What services select, for both forms of endpoints. Pure but for [`wake_selecting`].
+//! What services select, for both forms of endpoints. Pure.
 
-use client::{ObjectKey, Projection, RawEvent, Selectors, WorkQueue};
+use client::{ObjectKey, Projection};
 use k8s_openapi::api::core::v1::{Pod, PodSpec, Service, ServicePort};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use machinery::selector::Selector;
@@ -82,18 +82,6 @@ pub fn selector(service: &Service) -> Selector {
 
 pub fn is_headless(service: &Service) -> bool {
     service.spec.as_ref().and_then(|spec| spec.cluster_ip.as_deref()) == Some("None")
-}
-
-/// Enqueues the owners of selectors that select a pod, or did before it changed.
-pub fn wake_selecting(selectors: &Selectors, queue: &WorkQueue<ObjectKey>, event: &RawEvent) {
-    let header = &event.entry().header;
-    let mut labels = vec![&header.labels];
-    if let RawEvent::Applied { old: Some(old), .. } = event {
-        labels.push(&old.header.labels);
-    }
-    for key in selectors.matching(&header.key.namespace, &labels) {
-        queue.add(key);
-    }
 }
 
 /// The number behind a service port in this pod; `None` if the pod has no port of that name.

@@ -11,20 +11,41 @@
 use std::sync::Arc;
 
 use client::{
-    Api, DeleteParams, ErrorExt, Informer, Lister, ObjectKey, Outcome, PostParams, Preconditions,
-    RawEvent, Result, WorkQueue, retry_on_conflict, spawn_workers,
+    Api, DeleteParams, ErrorExt, Event, Lister, ObjectKey, Outcome, PostParams, Preconditions,
+    RawEvent, Result, WorkQueue, retry_on_conflict,
 };
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{Secret, ServiceAccount};
 
-use crate::context::{Context, Descriptor, TokenSigner};
+use crate::context::TokenSigner;
+use crate::descriptor::{Descriptor, Row, Setup, on, on_metadata};
 
-pub const DESCRIPTOR: Descriptor = Descriptor {
+pub const DESCRIPTOR: &dyn Row = &Descriptor::<Tokens, Work> {
     name: "serviceaccount-token-controller",
     // Upstream's has no account of its own, for it makes the tokens of all others.
     account: "kube-controller-manager",
     component: "serviceaccount-token-controller",
-    start,
+    queue: "serviceaccount_tokens_service",
+    workers: 5,
+    new: Tokens::new,
+    watches: &[
+        &on(Tokens::secret_event).within(None, TYPE),
+        &on_metadata::<ServiceAccount, _, _>(Tokens::account_event),
+    ],
+    reconcile: |this, work| {
+        Box::pin(async move {
+            let done = match work {
+                Work::Secret(key) => match this.secrets.get_key(&key) {
+                    Some(secret) => this.keep(&secret).await,
+                    None => Ok(()),
+                },
+                Work::Gone { namespace, secret, account, uid } => {
+                    this.forget(&namespace, &secret, &account, &uid).await
+                }
+            };
+            done.map(|()| Outcome::Done)
+        })
+    },
 };
 
 const TYPE: &str = "type=kubernetes.io/service-account-token";
@@ -48,87 +69,17 @@ enum Work {
     },
 }
 
-fn start(context: Context) {
-    let Some(signer) = context.options.token_signer.clone() else {
-        tracing::info!("no key signs tokens of service accounts: Secrets get none");
-        return;
-    };
-    let secrets = context.informers.scoped::<Secret>(None, TYPE, "");
-    let accounts = context.informers.of::<ServiceAccount>();
-    secrets.index(BY_ACCOUNT, |secret| {
-        let namespace = secret.metadata.namespace.as_deref().unwrap_or_default();
-        vec![format!("{namespace}/{}", annotation(secret, ACCOUNT))]
-    });
-    let queue: WorkQueue<Work> = WorkQueue::new("serviceaccount_tokens_service");
-    subscribe(&secrets, &accounts, &queue);
-    let tokens = Tokens {
-        root_ca: context.options.root_ca.clone(),
-        signer,
-        client: context.client.clone(),
-        accounts: accounts.lister(),
-    };
-    let (tasks, lister) = (context.tasks.clone(), secrets.lister());
-    tasks.clone().spawn("serviceaccount-tokens", async move {
-        secrets.synced().await;
-        accounts.synced().await;
-        spawn_workers(&tasks, &queue, 5, move |work: Work| {
-            let (tokens, lister) = (tokens.clone(), lister.clone());
-            async move {
-                match work {
-                    Work::Secret(key) => match lister.get_key(&key) {
-                        Some(secret) => tokens.keep(&secret).await,
-                        None => Ok(()),
-                    },
-                    Work::Gone { namespace, secret, account, uid } => {
-                        tokens.forget(&namespace, &secret, &account, &uid).await
-                    }
-                }
-                .map(|()| Outcome::Done)
-            }
-        });
-    });
-}
-
-fn subscribe(
-    secrets: &Informer<Secret>,
-    accounts: &Informer<ServiceAccount>,
-    queue: &WorkQueue<Work>,
-) {
-    let adds = queue.clone();
-    secrets.subscribe(move |event| {
-        let (key, secret) = (event.key(), event.object());
-        adds.add(match event.is_deleted() {
-            false => Work::Secret(key),
-            true => Work::Gone {
-                namespace: key.namespace,
-                secret: key.name,
-                account: annotation(secret, ACCOUNT).to_owned(),
-                uid: annotation(secret, ACCOUNT_UID).to_owned(),
-            },
-        });
-    });
-    let (adds, lister) = (queue.clone(), secrets.lister());
-    accounts.subscribe_raw(move |event| {
-        let RawEvent::Deleted(entry) = event else { return };
-        let key = &entry.header.key;
-        for secret in lister.by_index(BY_ACCOUNT, &format!("{}/{}", key.namespace, key.name)) {
-            let name = secret.metadata.name.as_deref().unwrap_or_default();
-            adds.add(Work::Secret(ObjectKey::new(&key.namespace, name)));
-        }
-    });
-}
-
 fn annotation<'a>(secret: &'a Secret, name: &str) -> &'a str {
     let annotations = secret.metadata.annotations.as_ref();
     annotations.and_then(|all| all.get(name)).map_or("", String::as_str)
 }
 
-#[derive(Clone)]
 struct Tokens {
     root_ca: Option<String>,
     signer: Arc<dyn TokenSigner>,
     client: client::Client,
     accounts: Lister<ServiceAccount>,
+    secrets: Lister<Secret>,
 }
 
 /// The parts that a Secret lacks.
@@ -157,6 +108,45 @@ impl Lacks {
 }
 
 impl Tokens {
+    fn new(setup: &Setup<Work>) -> Option<Self> {
+        let Some(signer) = setup.options.token_signer.clone() else {
+            tracing::info!("no key signs tokens of service accounts: Secrets get none");
+            return None;
+        };
+        let secrets = setup.scoped::<Secret>(None, TYPE);
+        secrets.index(BY_ACCOUNT, |secret| {
+            let namespace = secret.metadata.namespace.as_deref().unwrap_or_default();
+            vec![format!("{namespace}/{}", annotation(secret, ACCOUNT))]
+        });
+        Some(Self {
+            root_ca: setup.options.root_ca.clone(),
+            signer,
+            client: setup.client.clone(),
+            accounts: setup.lister(),
+            secrets: secrets.lister(),
+        })
+    }
+
+    fn secret_event(&self, queue: &WorkQueue<Work>, event: &Event<Secret>) {
+        let (key, secret) = (event.key(), event.object());
+        queue.add(match event.is_deleted() {
+            false => Work::Secret(key),
+            true => Work::Gone {
+                namespace: key.namespace,
+                secret: key.name,
+                account: annotation(secret, ACCOUNT).to_owned(),
+                uid: annotation(secret, ACCOUNT_UID).to_owned(),
+            },
+        });
+    }
+
+    fn account_event(&self, queue: &WorkQueue<Work>, event: &RawEvent) {
+        let RawEvent::Deleted(entry) = event else { return };
+        for secret in self.secrets.entries_by_index(BY_ACCOUNT, &entry.header.key.to_string()) {
+            queue.add(Work::Secret(secret.header.key.clone()));
+        }
+    }
+
     /// Fills a Secret for its account, or deletes it with that.
     async fn keep(&self, secret: &Secret) -> Result<()> {
         let (namespace, account) =
@@ -347,12 +337,13 @@ mod tests {
             }
         });
         let tasks = Tasks::new("test");
-        let accounts = Informers::new(client.clone(), tasks.clone()).of::<ServiceAccount>();
+        let informers = Informers::new(client.clone(), tasks.clone());
         let tokens = Tokens {
             root_ca: Some("pem".into()),
             signer: Arc::new(Plain),
             client,
-            accounts: accounts.lister(),
+            accounts: informers.of().lister(),
+            secrets: informers.of().lister(),
         };
         let known: Secret = from_value(known).expect("a Secret");
         tokens.keep(&known).await.expect("kept");

@@ -5,30 +5,53 @@
 //!
 //! Cost: the ranges, which are few, are kept whole. Only a range that goes looks at the names of addresses.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::ops::Bound::{Excluded, Included};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use client::{
-    Api, ErrorExt, Lister, Outcome, Patch, PatchParams, PostParams, Result, View, Whole, WorkQueue,
-    spawn_workers,
+    Api, ErrorExt, Lister, Outcome, Patch, PatchParams, PostParams, RawEvent, Result, View, Whole,
+    WorkQueue,
 };
 use ipnet::IpNet;
 use jiff::Timestamp;
 use k8s_openapi::api::networking::v1::{IPAddress, ServiceCIDR};
-use machinery::selector::Selector;
 use machinery::{Condition, Time};
 use serde_json::json;
 
-use crate::context::{Context, Descriptor};
+use crate::context::Context;
+use crate::descriptor::{Descriptor, Row, Setup, on_metadata};
 
-pub const DESCRIPTOR: Descriptor = Descriptor {
+pub const DESCRIPTOR: &dyn Row = &Descriptor::<Controller, Arc<str>> {
     name: "service-cidr-controller",
     account: "service-cidrs-controller",
     component: "service-cidr-controller",
-    start,
+    queue: "ipaddresses",
+    workers: 1,
+    new: Controller::new,
+    watches: &[
+        // A range that comes or goes may free another.
+        &on_metadata::<ServiceCIDR, _, _>(|this: &Controller, queue, event| {
+            queue.add(event.entry().header.key.name.clone());
+            this.wake_deleted(queue);
+        }),
+        &on_metadata::<IPAddress, _, _>(|this: &Controller, queue, event| {
+            let Ok(address) = event.entry().header.key.name.parse() else { return };
+            if let RawEvent::Applied { .. } = event {
+                this.used().insert(address);
+                return;
+            }
+            this.used().remove(&address);
+            this.wake_deleted(queue);
+        }),
+    ],
+    reconcile: |this, key| Box::pin(async move { this.reconcile(&key).await }),
 };
 
+/// Ranges that have a deletion timestamp.
+const DELETED: &str = "deleted";
 const FINALIZER: &str = "networking.k8s.io/service-cidr-finalizer";
 /// An allocator that has not heard of the deletion yet may still hand out an address.
 const GRACE: Duration = Duration::from_secs(10);
@@ -37,48 +60,8 @@ struct Controller {
     context: Context,
     ranges: Lister<ServiceCIDR>,
     all: View<Whole<ServiceCIDR>>,
-    addresses: Lister<IPAddress>,
-}
-
-fn start(context: Context) {
-    let ranges = context.informers.of::<ServiceCIDR>();
-    let addresses = context.informers.of::<IPAddress>();
-    let queue: WorkQueue<Arc<str>> = WorkQueue::new("ipaddresses");
-    let (adds, known) = (queue.clone(), ranges.lister());
-    // A range that comes or goes may free another.
-    ranges.subscribe_raw(move |event| {
-        adds.add(event.entry().header.key.name.clone());
-        for entry in known.entries(None, &Selector::everything()) {
-            if entry.header.deleting {
-                adds.add(entry.header.key.name.clone());
-            }
-        }
-    });
-    let (adds, known) = (queue.clone(), ranges.lister());
-    addresses.subscribe_raw(move |event| {
-        if matches!(event, client::RawEvent::Deleted(_)) {
-            for entry in known.entries(None, &Selector::everything()) {
-                if entry.header.deleting {
-                    adds.add(entry.header.key.name.clone());
-                }
-            }
-        }
-    });
-    let controller = Arc::new(Controller {
-        ranges: ranges.lister(),
-        all: ranges.view(),
-        addresses: addresses.lister(),
-        context,
-    });
-    let tasks = controller.context.tasks.clone();
-    tasks.clone().spawn("service-cidr", async move {
-        ranges.synced().await;
-        addresses.synced().await;
-        spawn_workers(&tasks, &queue, 1, move |name: Arc<str>| {
-            let this = controller.clone();
-            async move { this.reconcile(&name).await }
-        });
-    });
+    /// Guards the addresses in use, in order; held for a change or a look.
+    used: Mutex<BTreeSet<IpAddr>>,
 }
 
 #[derive(Debug, PartialEq)]
@@ -90,20 +73,39 @@ enum Step {
 }
 
 impl Controller {
+    fn new(setup: &Setup<Arc<str>>) -> Option<Self> {
+        let ranges = setup.informer::<ServiceCIDR>();
+        ranges.index_headers(DELETED, |header| {
+            let deleted = header.deleting.then(|| DELETED.to_owned());
+            deleted.into_iter().collect()
+        });
+        Some(Self {
+            context: setup.context.clone(),
+            all: ranges.view(),
+            ranges: ranges.lister(),
+            used: Mutex::default(),
+        })
+    }
+
+    fn used(&self) -> MutexGuard<'_, BTreeSet<IpAddr>> {
+        self.used.lock().expect("no panic while held")
+    }
+
+    fn wake_deleted(&self, queue: &WorkQueue<Arc<str>>) {
+        for range in self.ranges.entries_by_index(DELETED, DELETED) {
+            queue.add(range.header.key.name.clone());
+        }
+    }
+
     async fn reconcile(&self, name: &str) -> Result<Outcome> {
         let Some(range) = self.ranges.get("", name) else {
             return Ok(Outcome::Done);
         };
-        let used = match range.metadata.deletion_timestamp {
-            Some(_) => self.addresses.entries(None, &Selector::everything()),
-            None => vec![],
-        };
-        let used: Vec<IpAddr> =
-            used.iter().filter_map(|entry| entry.header.key.name.parse().ok()).collect();
         let all = self.all.objects(None);
         let api: Api<ServiceCIDR> = self.context.client.api(None);
         let now = base::clock::now();
-        for step in plan(&range, &all, &used, now) {
+        let steps = plan(&range, &all, &self.used(), now);
+        for step in steps {
             let params = PatchParams::default();
             let done = match step {
                 Step::AddFinalizer => {
@@ -153,7 +155,7 @@ fn networks(range: &ServiceCIDR) -> Vec<IpNet> {
 fn plan(
     range: &ServiceCIDR,
     all: &[Arc<ServiceCIDR>],
-    used: &[IpAddr],
+    used: &BTreeSet<IpAddr>,
     now: Timestamp,
 ) -> Vec<Step> {
     let has_finalizer =
@@ -185,7 +187,8 @@ fn plan(
 }
 
 /// Whether other ranges hold all of this one, or at least every address in use.
-fn is_free(range: &ServiceCIDR, all: &[Arc<ServiceCIDR>], used: &[IpAddr]) -> bool {
+/// Costs a look-up for each of the other ranges, not for each address.
+fn is_free(range: &ServiceCIDR, all: &[Arc<ServiceCIDR>], used: &BTreeSet<IpAddr>) -> bool {
     let others: Vec<IpNet> = all
         .iter()
         .filter(|one| one.metadata.name != range.metadata.name)
@@ -193,11 +196,17 @@ fn is_free(range: &ServiceCIDR, all: &[Arc<ServiceCIDR>], used: &[IpAddr]) -> bo
         .flat_map(|one| networks(one))
         .collect();
     networks(range).iter().all(|network| {
-        others.iter().any(|other| other.contains(network))
-            || used
-                .iter()
-                .filter(|address| network.contains(*address))
-                .all(|address| others.iter().any(|other| other.contains(address)))
+        let last = network.broadcast();
+        let mut next = used.range(network.network()..=last).next();
+        while let Some(address) = next {
+            let holders = others.iter().filter(|other| other.contains(address));
+            match holders.map(IpNet::broadcast).max() {
+                None => return false,
+                Some(held) if held >= last => return true,
+                Some(held) => next = used.range((Excluded(held), Included(last))).next(),
+            }
+        }
+        true
     })
 }
 
@@ -220,7 +229,8 @@ mod tests {
             let mut all: Vec<_> =
                 others.iter().map(|(name, cidr)| range(name, cidr, json!({}))).collect();
             all.push(one.clone());
-            let used: Vec<IpAddr> = used.iter().map(|address| address.parse().unwrap()).collect();
+            let used: BTreeSet<IpAddr> =
+                used.iter().map(|address| address.parse().unwrap()).collect();
             let now = "2026-01-01T00:01:00Z".parse().unwrap();
             assert_eq!(plan(&one, &all, &used, now), expected, "{meta} {used:?}");
         };
@@ -233,11 +243,18 @@ mod tests {
         let held = plan(
             &range("one", "10.0.0.0/24", going()),
             &[],
-            &["10.0.0.5".parse().unwrap()],
+            &BTreeSet::from(["10.0.0.5".parse().unwrap()]),
             "2026-01-01T00:01:00Z".parse().unwrap(),
         );
         assert!(matches!(held[..], [Step::Condition("False", "Terminating", _)]));
         check(going(), &[("two", "10.0.0.0/16")], &["10.0.0.5"], &[Step::RemoveFinalizer]);
+        let half = [("two", "10.0.0.0/25")];
+        check(going(), &half, &["10.0.0.5", "10.0.0.9"], &[Step::RemoveFinalizer]);
+        let terminating = "There are still IPAddresses referencing the ServiceCIDR, please remove them or create a new ServiceCIDR";
+        let used = ["10.0.0.5", "10.0.0.200"];
+        let held = Step::Condition("False", "Terminating", terminating);
+        check(going(), &half, &used, &[held]);
+        check(going(), &[half[0], ("three", "10.0.0.128/25")], &used, &[Step::RemoveFinalizer]);
         check(going(), &[], &["10.9.0.5"], &[Step::RemoveFinalizer]);
         let fresh = json!({"finalizers": [FINALIZER], "deletionTimestamp": "2026-01-01T00:00:55Z"});
         check(fresh, &[], &[], &[Step::Wait(Duration::from_secs(5))]);

@@ -5,50 +5,51 @@
 
 use std::sync::Arc;
 
-use client::{ErrorExt, Outcome, PostParams, RawEvent, Result, WorkQueue, spawn_workers};
+use client::{Client, ErrorExt, Lister, Outcome, PostParams, RawEvent, Result};
 use k8s_openapi::api::core::v1::{Namespace, ServiceAccount};
 use machinery::ObjectMeta;
 
-use crate::context::{Context, Descriptor};
+use crate::descriptor::{Descriptor, Row, on_metadata, own};
 
-pub const DESCRIPTOR: Descriptor = Descriptor {
+pub const DESCRIPTOR: &dyn Row = &Descriptor::<Controller, Arc<str>> {
     name: "serviceaccount-controller",
     account: "service-account-controller",
     component: "service-account-controller",
-    start,
+    queue: "serviceaccount",
+    workers: 1,
+    new: |setup| {
+        Some(Controller {
+            client: setup.client.clone(),
+            namespaces: setup.lister(),
+            accounts: setup.lister(),
+        })
+    },
+    watches: &[
+        &own::<Namespace>(),
+        &on_metadata::<ServiceAccount, _, _>(|_: &Controller, queue, event| {
+            let key = &event.entry().header.key;
+            if matches!(event, RawEvent::Deleted(_)) && &*key.name == DEFAULT {
+                queue.add(key.namespace.clone());
+            }
+        }),
+    ],
+    reconcile: |this, namespace| {
+        Box::pin(async move {
+            let known = this.accounts.get(&namespace, DEFAULT).is_some();
+            if known || !this.namespaces.get("", &namespace).is_some_and(|one| is_active(&one)) {
+                return Ok(Outcome::Done);
+            }
+            create(&this.client, &namespace).await.map(|()| Outcome::Done)
+        })
+    },
 };
 
 const DEFAULT: &str = "default";
 
-fn start(context: Context) {
-    let namespaces = context.informers.of::<Namespace>();
-    let accounts = context.informers.of::<ServiceAccount>();
-    let queue: WorkQueue<Arc<str>> = WorkQueue::new("serviceaccount");
-    let adds = queue.clone();
-    namespaces.subscribe_raw(move |event| adds.add(event.entry().header.key.name.clone()));
-    let adds = queue.clone();
-    accounts.subscribe_raw(move |event| {
-        let key = &event.entry().header.key;
-        if matches!(event, RawEvent::Deleted(_)) && &*key.name == DEFAULT {
-            adds.add(key.namespace.clone());
-        }
-    });
-    let tasks = context.tasks.clone();
-    tasks.clone().spawn("serviceaccount", async move {
-        namespaces.synced().await;
-        accounts.synced().await;
-        spawn_workers(&tasks, &queue, 1, move |namespace: Arc<str>| {
-            let client = context.client.clone();
-            let known = accounts.lister().get(&namespace, DEFAULT).is_some();
-            let active = namespaces.lister().get("", &namespace).is_some_and(|one| is_active(&one));
-            async move {
-                if known || !active {
-                    return Ok(Outcome::Done);
-                }
-                create(&client, &namespace).await.map(|()| Outcome::Done)
-            }
-        });
-    });
+struct Controller {
+    client: Client,
+    namespaces: Lister<Namespace>,
+    accounts: Lister<ServiceAccount>,
 }
 
 pub fn is_active(namespace: &Namespace) -> bool {

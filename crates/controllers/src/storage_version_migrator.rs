@@ -16,11 +16,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use base::backoff::Backoff;
 use client::discovery::{self, Discovered};
 use client::{
-    Api, Client, ErrorExt, Gvr, Informer, Lister, Outcome, PostParams, Result, WorkQueue,
-    retry_on_conflict, spawn_workers,
+    Api, Client, ErrorExt, Event, Gvr, Lister, Outcome, PostParams, Result, retry_on_conflict,
 };
 use http::Method;
 use k8s_openapi::api::storagemigration::v1beta1::StorageVersionMigration;
@@ -31,13 +29,27 @@ use machinery::{ObjectMeta, Time};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::context::{Context, Descriptor};
+use crate::descriptor::{Descriptor, Row, on};
 
-pub const DESCRIPTOR: Descriptor = Descriptor {
+pub const DESCRIPTOR: &dyn Row = &Descriptor::<Controller, Arc<str>> {
     name: "storage-version-migrator-controller",
     account: "generic-garbage-collector",
     component: "storage-version-migrator-controller",
-    start,
+    queue: MANAGER,
+    workers: 1,
+    new: |setup| Some(Controller { client: setup.client.clone(), migrations: setup.lister() }),
+    watches: &[
+        // Others of its resource may have waited for it.
+        &on(|this: &Controller, queue, event: &Event<StorageVersionMigration>| {
+            queue.add(event.key().name);
+            let all = this.migrations.list(None, &Selector::everything());
+            for one in all.iter().filter(|one| resource(one) == resource(event.object())) {
+                queue.add(one.metadata.name.as_deref().unwrap_or_default().into());
+            }
+        })
+        .if_served(),
+    ],
+    reconcile: |this, key| Box::pin(async move { this.reconcile(&key).await }),
 };
 
 const MANAGER: &str = "storage-version-migrator-controller";
@@ -52,49 +64,6 @@ const VERBS: [&str; 3] = ["update", "patch", "list"];
 struct Controller {
     client: Client,
     migrations: Lister<StorageVersionMigration>,
-}
-
-fn start(context: Context) {
-    let tasks = context.tasks.clone();
-    tasks.clone().spawn("storage version migrations", async move {
-        if !is_served(&context.client).await {
-            return;
-        }
-        let migrations: Informer<StorageVersionMigration> = context.informers.of();
-        let queue: WorkQueue<Arc<str>> = WorkQueue::new(MANAGER);
-        let lister = migrations.lister();
-        let (adds, all) = (queue.clone(), lister.clone());
-        migrations.subscribe(move |event| {
-            // Others of its resource may have waited for it.
-            let same =
-                |one: &Arc<StorageVersionMigration>| resource(one) == resource(event.object());
-            adds.add(event.key().name);
-            for one in all.list(None, &Selector::everything()).into_iter().filter(same) {
-                adds.add(one.metadata.name.as_deref().unwrap_or_default().into());
-            }
-        });
-        migrations.synced().await;
-        let controller =
-            Arc::new(Controller { client: context.client.clone(), migrations: lister });
-        spawn_workers(&tasks, &queue, 1, move |name: Arc<str>| {
-            let controller = controller.clone();
-            async move { controller.reconcile(&name).await }
-        });
-    });
-}
-
-async fn is_served(client: &Client) -> bool {
-    let gvr = Gvr::of::<StorageVersionMigration>();
-    let path = format!("/apis/{}/{}", gvr.group, gvr.version);
-    let mut backoff =
-        Backoff::new(Duration::from_millis(200), Duration::from_secs(30)).with_jitter(0.2);
-    loop {
-        match client.get::<Value>(&path).await {
-            Ok(_) => return true,
-            Err(error) if error.is_not_found() => return false,
-            Err(_) => tokio::time::sleep(backoff.step()).await,
-        }
-    }
 }
 
 /// Group and name.

@@ -7,21 +7,23 @@ use std::time::Duration;
 use base::task::{Stop, Tasks};
 use client::{Client, EventRecorder, Informers};
 
-use crate::context::{Context, Descriptor, Options};
+use crate::context::{Context, Options};
+use crate::descriptor::Row;
 use crate::{
     autoscaler, bootstrap_tokens, certificates, cluster_role_aggregation, cronjob, csr_cleaner,
     daemonset, deployment, disruption, endpoints, endpointslice, endpointslice_mirroring, garbage,
-    job, namespace, node_ipam, node_lifecycle, node_ttl, pod_gc, policy_status, replicaset,
-    replication, resource_claim, resource_quota, root_ca, service_account_tokens, service_cidr,
-    serviceaccount, statefulset, storage_version_migrator, taint_eviction, ttl_after_finished,
-    volume,
+    job, legacy_token_cleaner, namespace, node_ipam, node_lifecycle, node_ttl,
+    pod_certificate_cleaner, pod_gc, pod_group_protection, policy_status, replicaset, replication,
+    resource_claim, resource_quota, root_ca, service_account_tokens, service_cidr, serviceaccount,
+    statefulset, storage_version_gc, storage_version_migrator, taint_eviction,
+    trust_bundle_publisher, ttl_after_finished, volume,
 };
 
 /// Less than the time between a lost lease and another's: see [`client::election`].
 const ENDING: Duration = Duration::from_secs(4);
 
 /// All controllers. Order does not matter.
-pub const CONTROLLERS: &[Descriptor] = &[
+pub const CONTROLLERS: &[&dyn Row] = &[
     deployment::DESCRIPTOR,
     replicaset::DESCRIPTOR,
     replication::DESCRIPTOR,
@@ -50,12 +52,12 @@ pub const CONTROLLERS: &[Descriptor] = &[
     service_cidr::DESCRIPTOR,
     garbage::DESCRIPTOR,
     volume::DESCRIPTOR,
-    volume::CLAIM_PROTECTION,
-    volume::VOLUME_PROTECTION,
-    volume::CLASS_PROTECTION,
-    volume::EPHEMERAL,
-    volume::EXPAND,
-    volume::ATTACH,
+    volume::protection::CLAIMS,
+    volume::protection::VOLUMES,
+    volume::protection::CLASSES,
+    volume::ephemeral::DESCRIPTOR,
+    volume::expand::DESCRIPTOR,
+    volume::attach::DESCRIPTOR,
     disruption::DESCRIPTOR,
     autoscaler::DESCRIPTOR,
     resource_quota::DESCRIPTOR,
@@ -63,6 +65,11 @@ pub const CONTROLLERS: &[Descriptor] = &[
     cluster_role_aggregation::DESCRIPTOR,
     endpointslice_mirroring::DESCRIPTOR,
     storage_version_migrator::DESCRIPTOR,
+    storage_version_gc::DESCRIPTOR,
+    legacy_token_cleaner::DESCRIPTOR,
+    pod_certificate_cleaner::DESCRIPTOR,
+    pod_group_protection::DESCRIPTOR,
+    trust_bundle_publisher::DESCRIPTOR,
 ];
 
 /// Whether `--controllers` selects `name`: `*` for all, `-name` to leave one out. Empty means all.
@@ -76,7 +83,7 @@ fn is_enabled(selection: &[String], name: &str) -> bool {
 
 /// The names of those that `--controllers` selects.
 pub fn selected(selection: &[String]) -> impl Iterator<Item = &'static str> {
-    CONTROLLERS.iter().map(|row| row.name).filter(|name| is_enabled(selection, name))
+    CONTROLLERS.iter().map(|row| row.name()).filter(|name| is_enabled(selection, name))
 }
 
 /// Runs the selected controllers until `stop`. `client_for` gives a client for an identity:
@@ -111,12 +118,12 @@ fn start(
     let events = EventRecorder::new(client, tasks, "kube-controller-manager", None);
     let options = Arc::new(options);
     let mut started = BTreeSet::new();
-    for row in CONTROLLERS.iter().filter(|row| is_enabled(selection, row.name)) {
-        assert!(started.insert(row.name), "a controller has one row");
-        (row.start)(Context {
-            client: client_for(row.account),
+    for row in CONTROLLERS.iter().filter(|row| is_enabled(selection, row.name())) {
+        assert!(started.insert(row.name()), "a controller has one row");
+        row.start(Context {
+            client: client_for(row.account()),
             informers: informers.clone(),
-            events: events.for_component(row.component),
+            events: events.for_component(row.component()),
             tasks: tasks.clone(),
             options: options.clone(),
         });

@@ -4,76 +4,46 @@
 //! Upstream: `pkg/controller/tainteviction`. The time runs from when the taint was added, so that a
 //! restart does not start it again.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use api::taints::tolerates;
 use client::{
-    Api, Client, DeleteParams, ErrorExt, EventRecorder, EventType, Lister, ObjectKey, Outcome,
-    Patch, PatchParams, Result, WorkQueue, spawn_workers,
+    Api, Client, DeleteParams, ErrorExt, Event, EventRecorder, EventType, Lister, ObjectKey,
+    Outcome, Patch, PatchParams, Result, WorkQueue,
 };
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod, Taint, Toleration};
 use machinery::Time;
 use serde_json::json;
 
-use crate::context::{Context, Descriptor};
+use crate::descriptor::{Descriptor, Row, on, or_gone};
 use crate::pod;
 
-pub const DESCRIPTOR: Descriptor = Descriptor {
+pub const DESCRIPTOR: &dyn Row = &Descriptor::<Controller> {
     name: "taint-eviction-controller",
     account: "node-controller",
     component: "taint-eviction-controller",
-    start,
+    queue: "noexec_taint_pod",
+    workers: 8,
+    new: |setup| {
+        let pods = setup.informer::<Pod>();
+        pods.index("node", |pod| vec![pod::node_name(pod).to_owned()]);
+        Some(Controller {
+            client: setup.client.clone(),
+            events: setup.events.clone(),
+            nodes: setup.lister(),
+            pods: pods.lister(),
+        })
+    },
+    watches: &[&on(Controller::node_event), &on(Controller::pod_event)],
+    reconcile: |this, key| Box::pin(async move { this.reconcile(&key).await }),
 };
-
-const WORKERS: usize = 8;
 
 struct Controller {
     client: Client,
     events: EventRecorder,
     nodes: Lister<Node>,
     pods: Lister<Pod>,
-}
-
-fn start(context: Context) {
-    let (nodes, pods) = (context.informers.of::<Node>(), context.informers.of::<Pod>());
-    pods.index("node", |pod| vec![pod::node_name(pod).to_owned()]);
-    let queue: WorkQueue<ObjectKey> = WorkQueue::new("noexec_taint_pod");
-    let controller = Arc::new(Controller {
-        client: context.client,
-        events: context.events,
-        nodes: nodes.lister(),
-        pods: pods.lister(),
-    });
-    let (this, adds) = (controller.clone(), queue.clone());
-    nodes.subscribe(move |event| {
-        let (new, old) =
-            (evicting(event.object()), event.old().map(|old| evicting(&old)).unwrap_or_default());
-        if new != old && !event.is_deleted() {
-            let pods = this.pods.by_index("node", &event.key().name);
-            pods.iter().for_each(|pod| adds.add(ObjectKey::of(&pod.metadata)));
-        }
-    });
-    let (this, adds) = (controller.clone(), queue.clone());
-    pods.subscribe(move |event| {
-        let pod = event.object();
-        let node = pod::node_name(pod);
-        let tainted = !node.is_empty()
-            && this.nodes.get("", node).is_some_and(|node| !evicting(&node).is_empty());
-        if tainted && !event.is_deleted() && !pod::is_deleting(pod) {
-            adds.add(event.key());
-        }
-    });
-    let tasks = context.tasks;
-    tasks.clone().spawn("taint-eviction", async move {
-        nodes.synced().await;
-        pods.synced().await;
-        spawn_workers(&tasks, &queue, WORKERS, move |key: ObjectKey| {
-            let this = controller.clone();
-            async move { this.reconcile(&key).await }
-        });
-    });
 }
 
 fn evicting(node: &Node) -> Vec<Taint> {
@@ -99,6 +69,25 @@ fn deadline(tolerations: &[Toleration], taints: &[Taint], now: Timestamp) -> Opt
 }
 
 impl Controller {
+    fn node_event(&self, queue: &WorkQueue<ObjectKey>, event: &Event<Node>) {
+        let old = event.old().map(|old| evicting(&old)).unwrap_or_default();
+        if evicting(event.object()) != old && !event.is_deleted() {
+            for pod in self.pods.entries_by_index("node", &event.key().name) {
+                queue.add(pod.header.key.clone());
+            }
+        }
+    }
+
+    fn pod_event(&self, queue: &WorkQueue<ObjectKey>, event: &Event<Pod>) {
+        let pod = event.object();
+        let node = pod::node_name(pod);
+        let tainted = !node.is_empty()
+            && self.nodes.get("", node).is_some_and(|node| !evicting(&node).is_empty());
+        if tainted && !event.is_deleted() && !pod::is_deleting(pod) {
+            queue.add(event.key());
+        }
+    }
+
     async fn reconcile(&self, key: &ObjectKey) -> Result<Outcome> {
         let Some(pod) = self.pods.get_key(key).filter(|pod| !pod::is_deleting(pod)) else {
             return Ok(Outcome::Done);
@@ -138,10 +127,7 @@ impl Controller {
             Err(error) if error.is_not_found() => return Ok(Outcome::Done),
             done => drop(done?),
         }
-        match api.delete(&key.name, &DeleteParams::default()).await {
-            Err(error) if error.is_not_found() => Ok(Outcome::Done),
-            done => done.map(|_| Outcome::Done),
-        }
+        or_gone(api.delete(&key.name, &DeleteParams::default()).await)
     }
 }
 

@@ -4,42 +4,35 @@
 
 use std::time::Duration;
 
-use client::{
-    Api, DeleteParams, ErrorExt, ObjectKey, Outcome, Preconditions, Result, WorkQueue,
-    spawn_workers,
-};
+use client::{Api, Client, DeleteParams, Event, Lister, ObjectKey, Outcome, Preconditions, Result};
 use jiff::Timestamp;
 use k8s_openapi::api::batch::v1::Job;
 
-use crate::context::{Context, Descriptor};
+use crate::descriptor::{Descriptor, Row, on, or_gone};
 
-pub const DESCRIPTOR: Descriptor = Descriptor {
+pub const DESCRIPTOR: &dyn Row = &Descriptor::<Controller> {
     name: "ttl-after-finished-controller",
     account: "ttl-after-finished-controller",
     component: "ttl-after-finished-controller",
-    start,
+    queue: "ttl_jobs_to_delete",
+    workers: 2,
+    new: |setup| Some(Controller { client: setup.client.clone(), jobs: setup.lister() }),
+    watches: &[&on(|_: &Controller, queue, event: &Event<Job>| {
+        if !event.is_deleted() && remaining(event.object(), base::clock::now()).is_some() {
+            queue.add(event.key());
+        }
+    })],
+    reconcile: |this, key| {
+        Box::pin(async move {
+            let known = this.jobs.get_key(&key);
+            reconcile(&this.client.api(Some(&key.namespace)), &key, known.as_deref()).await
+        })
+    },
 };
 
-const WORKERS: usize = 2;
-
-fn start(context: Context) {
-    let jobs = context.informers.of::<Job>();
-    let queue: WorkQueue<ObjectKey> = WorkQueue::new("ttl_jobs_to_delete");
-    let adds = queue.clone();
-    jobs.subscribe(move |event| {
-        if !event.is_deleted() && remaining(event.object(), base::clock::now()).is_some() {
-            adds.add(event.key());
-        }
-    });
-    let (tasks, lister) = (context.tasks.clone(), jobs.lister());
-    tasks.clone().spawn("ttl-after-finished", async move {
-        jobs.synced().await;
-        spawn_workers(&tasks, &queue, WORKERS, move |key: ObjectKey| {
-            let known = lister.get_key(&key);
-            let api: Api<Job> = context.client.api(Some(&key.namespace));
-            async move { reconcile(&api, &key, known.as_deref()).await }
-        });
-    });
+struct Controller {
+    client: Client,
+    jobs: Lister<Job>,
 }
 
 async fn reconcile(api: &Api<Job>, key: &ObjectKey, known: Option<&Job>) -> Result<Outcome> {
@@ -59,10 +52,7 @@ async fn reconcile(api: &Api<Job>, key: &ObjectKey, known: Option<&Job>) -> Resu
     }
     let preconditions = Preconditions { uid: job.metadata.uid.clone(), resource_version: None };
     let options = DeleteParams::foreground().preconditions(preconditions);
-    match api.delete(&key.name, &options).await {
-        Err(error) if error.is_not_found() => Ok(Outcome::Done),
-        done => done.map(|_| Outcome::Done),
-    }
+    or_gone(api.delete(&key.name, &options).await)
 }
 
 /// How long the Job may stay; `None` if nothing says when it goes. Pure.

@@ -254,7 +254,7 @@ pub struct Row {
     pub weight: i64,
     pub build: fn(&Handle) -> Points,
     /// The queueing hint: whether the event may let a pod fit that this plugin rejected.
-    pub helps: fn(&PodInfo, &ClusterEvent) -> bool,
+    pub hint: fn(&PodInfo, &ClusterEvent) -> bool,
 }
 
 type Named<T> = Vec<(&'static str, Arc<T>)>;
@@ -363,7 +363,7 @@ impl Framework {
             permit: at!(built, profile, Permit, permit),
             pre_enqueue: at!(built, profile, PreEnqueue, pre_enqueue),
             queue_sort: at!(built, profile, QueueSort, queue_sort),
-            hints: built.values().map(|(row, _)| (row.name, row.helps)).collect(),
+            hints: built.values().map(|(row, _)| (row.name, row.hint)).collect(),
             percentage: profile.percentage,
             start: AtomicUsize::new(0),
         };

@@ -33,7 +33,7 @@ pub const ROW: Row = Row {
     name: NAME,
     weight: 0,
     build: |_| Points::default(),
-    helps: |pod, event| match event {
+    hint: |pod, event| match event {
         ClusterEvent::PodAdded(other) => Group::of(other) == Group::of(pod),
         ClusterEvent::NodeAdded(_)
         | ClusterEvent::NodeUpdated { .. }

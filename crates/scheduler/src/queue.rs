@@ -379,7 +379,7 @@ mod tests {
             bind: Some(Arc::new(Gates)),
             ..Default::default()
         },
-        helps: |_, event| matches!(event, ClusterEvent::NodeAdded(_)),
+        hint: |_, event| matches!(event, ClusterEvent::NodeAdded(_)),
     }];
 
     fn framework() -> Framework {

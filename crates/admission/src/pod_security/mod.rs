@@ -17,12 +17,19 @@ use serde::Deserialize;
 
 use policy::{Level, Mode, Policy};
 
+use crate::Row;
+
 const NAME: &str = "PodSecurity";
 /// The maximum number of existing pods that are checked when a namespace becomes stricter.
 const PODS_CHECKED: usize = 3000;
 /// Subresources of a pod that contain no pod.
 const NO_PODS: [&str; 8] =
     ["exec", "attach", "binding", "eviction", "log", "portforward", "proxy", "status"];
+
+pub(crate) const ROW: Row = Row::enabled(NAME, |options| {
+    let configuration = options.configuration.of("PodSecurity");
+    Ok(Box::new(PodSecurity::new(configuration)?))
+});
 
 pub(crate) struct PodSecurity {
     defaults: Policy,

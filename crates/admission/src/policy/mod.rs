@@ -9,8 +9,8 @@
 
 mod authorizer;
 mod environment;
-mod mutating;
-mod validating;
+pub(crate) mod mutating;
+pub(crate) mod validating;
 
 use apiserver::StatusError;
 use apiserver::admission::Attributes;
@@ -21,8 +21,6 @@ use machinery::selector::Selector;
 use serde_json::Value as Json;
 
 pub(crate) use environment::{Conditions, Environment};
-pub(crate) use mutating::MutatingPolicies;
-pub(crate) use validating::ValidatingPolicies;
 
 use crate::matching::{Criteria, namespace_of};
 

@@ -17,10 +17,12 @@ use k8s_openapi::api::admissionregistration::v1::{
 use machinery::Object;
 use machinery::patch;
 use machinery::status::Reason;
+use release::features::Feature;
 use serde_json::Value as Json;
 
 use super::environment::{Composed, Expression, POLICY_COST, composed};
 use super::{Binding, Conditions, Environment, params};
+use crate::Row;
 use crate::matching::{Criteria, is_exempt, shown, take_back};
 
 const NAME: &str = "MutatingAdmissionPolicy";
@@ -50,6 +52,10 @@ struct Memory {
     called: BTreeSet<String>,
     again: BTreeSet<String>,
 }
+
+pub(crate) const ROW: Row =
+    Row::enabled(NAME, |options| Ok(Box::new(MutatingPolicies::new(options.authorizer.clone()))))
+        .gated(Feature::MutatingAdmissionPolicy);
 
 pub(crate) struct MutatingPolicies {
     policies: Compiled<MutatingAdmissionPolicy, Vec<Policy>>,

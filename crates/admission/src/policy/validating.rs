@@ -17,6 +17,7 @@ use serde_json::json;
 
 use super::environment::{Composed, Expression, POLICY_COST, composed};
 use super::{Binding, Conditions, Environment, params};
+use crate::Row;
 use crate::matching::{Criteria, is_exempt};
 
 /// The maximum length of a message from an expression.
@@ -49,6 +50,10 @@ struct Refusal {
     /// The index in the policy's validations.
     index: usize,
 }
+
+pub(crate) const ROW: Row = Row::enabled("ValidatingAdmissionPolicy", |options| {
+    Ok(Box::new(ValidatingPolicies::new(options.authorizer.clone())))
+});
 
 pub(crate) struct ValidatingPolicies {
     policies: Compiled<ValidatingAdmissionPolicy, Vec<Policy>>,

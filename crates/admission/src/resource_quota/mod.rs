@@ -22,6 +22,7 @@ use k8s_openapi::api::core::v1::ResourceQuota as Quota;
 use machinery::Object;
 use tokio::sync::Mutex;
 
+use crate::Row;
 use crate::resources::{Measure, Resources, add, resources};
 use usage::Evaluator;
 
@@ -29,6 +30,8 @@ use usage::Evaluator;
 const IGNORED: [(&str, &str); 2] = [("", "events"), ("events.k8s.io", "events")];
 /// Requests of one namespace are checked one after the other; namespaces share this many locks.
 const PLACES: usize = 64;
+
+pub(crate) const ROW: Row = Row::enabled("ResourceQuota", |_| Ok(Box::new(ResourceQuota::new())));
 
 pub(crate) struct ResourceQuota {
     places: [Mutex<()>; PLACES],

@@ -10,9 +10,9 @@
 
 pub(crate) mod call;
 mod hooks;
-mod mutating;
+pub(crate) mod mutating;
 mod review;
-mod validating;
+pub(crate) mod validating;
 
 use std::time::Duration;
 
@@ -21,9 +21,6 @@ use apiserver::admission::Attributes;
 use apiserver::resource::Resource;
 use machinery::status::Reason;
 use serde_json::Value;
-
-pub(crate) use mutating::MutatingWebhooks;
-pub(crate) use validating::ValidatingWebhooks;
 
 use crate::matching::shown;
 use call::Clients;

@@ -18,12 +18,16 @@ use machinery::patch;
 use super::call::Clients;
 use super::hooks::{self, Hook};
 use super::{Failure, ask, failed};
+use crate::Row;
 use crate::matching::{is_exempt, shown, take_back};
 
 const NAME: &str = "MutatingAdmissionWebhook";
 /// Audit annotations.
 const MUTATION: &str = "mutation.webhook.admission.k8s.io/";
 const FAILED_OPEN: &str = "failed-open.mutation.webhook.admission.k8s.io/";
+
+pub(crate) const ROW: Row =
+    Row::enabled(NAME, |options| Ok(Box::new(MutatingWebhooks::new(options.authorizer.clone()))));
 
 pub(crate) struct MutatingWebhooks {
     hooks: Compiled<MutatingWebhookConfiguration, Vec<Hook>>,

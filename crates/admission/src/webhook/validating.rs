@@ -12,10 +12,15 @@ use k8s_openapi::api::admissionregistration::v1::ValidatingWebhookConfiguration;
 use super::call::Clients;
 use super::hooks::{self, Hook};
 use super::{Failure, ask, failed};
+use crate::Row;
 use crate::matching::is_exempt;
 
 /// An audit annotation.
 const FAILED_OPEN: &str = "failed-open.validating.webhook.admission.k8s.io/";
+
+pub(crate) const ROW: Row = Row::enabled("ValidatingAdmissionWebhook", |options| {
+    Ok(Box::new(ValidatingWebhooks::new(options.authorizer.clone())))
+});
 
 pub(crate) struct ValidatingWebhooks {
     hooks: Compiled<ValidatingWebhookConfiguration, Vec<Hook>>,

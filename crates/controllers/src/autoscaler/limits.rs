@@ -15,13 +15,22 @@ pub const DOWNSCALE_STABILIZATION: i32 = 300;
 const LEAST_STEP: i32 = 4;
 
 /// What an autoscaler remembers between looks. Lost with the process, as upstream's.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct History {
+    /// Seconds for which the highest recommendation holds, where the object says nothing.
+    pub down_window: i32,
     /// What the metrics asked for, before anything limited it.
     recommendations: Vec<(i32, Timestamp)>,
     /// By how many pods it scaled up, and down.
     ups: Vec<(i32, Timestamp)>,
     downs: Vec<(i32, Timestamp)>,
+}
+
+impl Default for History {
+    fn default() -> Self {
+        let down_window = DOWNSCALE_STABILIZATION;
+        Self { down_window, recommendations: vec![], ups: vec![], downs: vec![] }
+    }
 }
 
 /// A condition's status, reason and message.
@@ -107,7 +116,7 @@ impl History {
                 (stable, STABLE_DOWN, by_default(current, stable, least, most))
             }
             Some(behavior) => {
-                let rules = Rules::of(behavior);
+                let rules = Rules::of(behavior, self.down_window);
                 let (stable, able) = self.stabilize_by(&rules, current, desired, now);
                 let rates = Rates { ups: &self.ups, downs: &self.downs, current, now };
                 (stable, able, rates.limit(&rules, stable, least, most))
@@ -121,7 +130,7 @@ impl History {
     }
 
     fn stabilize(&mut self, desired: i32, now: Timestamp) -> i32 {
-        let cutoff = ago(now, DOWNSCALE_STABILIZATION);
+        let cutoff = ago(now, self.down_window);
         self.recommendations.retain(|(_, at)| *at >= cutoff);
         let highest = self.recommendations.iter().map(|(count, _)| *count).max();
         self.recommendations.push((desired, now));
@@ -175,17 +184,12 @@ struct Rules<'a> {
 }
 
 impl<'a> Rules<'a> {
-    fn of(behavior: &'a HorizontalPodAutoscalerBehavior) -> Self {
+    fn of(behavior: &'a HorizontalPodAutoscalerBehavior, down_window: i32) -> Self {
         let (up, down) = (behavior.scale_up.as_ref(), behavior.scale_down.as_ref());
         let window = |rules: Option<&HPAScalingRules>, default| {
             rules.and_then(|rules| rules.stabilization_window_seconds).unwrap_or(default)
         };
-        Self {
-            up,
-            down,
-            up_window: window(up, 0),
-            down_window: window(down, DOWNSCALE_STABILIZATION),
-        }
+        Self { up, down, up_window: window(up, 0), down_window: window(down, down_window) }
     }
 }
 

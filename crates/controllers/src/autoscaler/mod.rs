@@ -21,11 +21,9 @@ mod target;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use client::{
-    Api, Client, ErrorExt, EventType, Gvr, Lister, ObjectKey, Outcome, PostParams, Result,
-    WorkQueue, spawn_workers,
+    Api, Client, ErrorExt, Event, EventType, Gvr, Lister, ObjectKey, Outcome, PostParams, Result,
 };
 use k8s_openapi::api::autoscaling::v1::Scale;
 use k8s_openapi::api::autoscaling::v2::{HorizontalPodAutoscaler, MetricStatus};
@@ -34,19 +32,36 @@ use machinery::selector::Selector;
 
 use self::limits::History;
 use self::plan::{Draft, Fetched, Look, Observed};
-use crate::context::{Context, Descriptor};
+use crate::context::{Autoscaling, Context};
+use crate::descriptor::{Descriptor, Row, on};
 
-pub const DESCRIPTOR: Descriptor = Descriptor {
+pub const DESCRIPTOR: &dyn Row = &Descriptor::<Controller> {
     name: "horizontal-pod-autoscaler-controller",
     account: "horizontal-pod-autoscaler",
     component: "horizontal-pod-autoscaler",
-    start,
+    queue: "horizontalpodautoscaler",
+    workers: 5,
+    new: |setup| {
+        Some(Controller {
+            context: setup.context.clone(),
+            autoscalers: setup.lister(),
+            pods: setup.lister(),
+            memory: Mutex::default(),
+        })
+    },
+    watches: &[
+        // Its own status is no news.
+        &on(|_: &Controller, queue, event: &Event<HorizontalPodAutoscaler>| {
+            let is_same = event.old().is_some_and(|old| old.spec == event.object().spec);
+            if !is_same || event.is_deleted() {
+                queue.add(event.key());
+            }
+        }),
+    ],
+    reconcile: |this, key| Box::pin(async move { this.reconcile(&key).await }),
 };
 
-/// Upstream: `--horizontal-pod-autoscaler-sync-period`
-const PERIOD: Duration = Duration::from_secs(15);
 /// Upstream: `--concurrent-horizontal-pod-autoscaler-syncs`
-const WORKERS: usize = 5;
 /// Times that a scale is written when others write it too.
 const TRIES: usize = 5;
 
@@ -54,7 +69,6 @@ struct Controller {
     context: Context,
     autoscalers: Lister<HorizontalPodAutoscaler>,
     pods: Lister<Pod>,
-    queue: WorkQueue<ObjectKey>,
     /// What each autoscaler remembers. Held for look-ups only.
     memory: Mutex<HashMap<ObjectKey, Memory>>,
 }
@@ -72,34 +86,9 @@ impl Default for Memory {
     }
 }
 
-fn start(context: Context) {
-    let autoscalers = context.informers.of::<HorizontalPodAutoscaler>();
-    let pods = context.informers.of::<Pod>();
-    let controller = Arc::new(Controller {
-        autoscalers: autoscalers.lister(),
-        pods: pods.lister(),
-        queue: WorkQueue::new("horizontalpodautoscaler"),
-        memory: Mutex::default(),
-        context,
-    });
-    let this = controller.clone();
-    autoscalers.subscribe(move |event| {
-        // Its own status is no news.
-        let is_same = event.old().is_some_and(|old| old.spec == event.object().spec);
-        if !is_same || event.is_deleted() {
-            this.queue.add(event.key());
-        }
-    });
-    let tasks = controller.context.tasks.clone();
-    tasks.clone().spawn("horizontal pod autoscaler", async move {
-        autoscalers.synced().await;
-        pods.synced().await;
-        let this = controller.clone();
-        spawn_workers(&tasks, &controller.queue, WORKERS, move |key| {
-            let this = this.clone();
-            async move { this.reconcile(&key).await }
-        });
-    });
+/// Seconds of `--horizontal-pod-autoscaler-downscale-stabilization`.
+fn down_window(settings: &Autoscaling) -> i32 {
+    i32::try_from(settings.downscale_stabilization.as_secs()).unwrap_or(i32::MAX)
 }
 
 /// A target as it is.
@@ -148,9 +137,9 @@ impl Controller {
                     "FailedUpdateStatus",
                     text,
                 );
-                Ok(Outcome::After(PERIOD))
+                Ok(Outcome::After(self.context.options.autoscaling.sync_period))
             }
-            Ok(()) => Ok(Outcome::After(PERIOD)),
+            Ok(()) => Ok(Outcome::After(self.context.options.autoscaling.sync_period)),
         }
     }
 
@@ -176,6 +165,7 @@ impl Controller {
         let current = found.replicas();
         let now = base::clock::now();
         let mut history = self.recall(key).history;
+        history.down_window = down_window(&self.context.options.autoscaling);
         history.begin(current, now);
         let (desired, reason, metrics) = match plan::look(autoscaler, current) {
             Look::Disabled => {
@@ -232,7 +222,14 @@ impl Controller {
         }
         let running = found.running();
         let now = base::clock::now();
-        let observed = Observed { autoscaler, current, running, pods: &pods, now };
+        let observed = Observed {
+            autoscaler,
+            current,
+            running,
+            pods: &pods,
+            now,
+            settings: self.context.options.autoscaling,
+        };
         let decision = plan::decide(observed, fetched, history, draft);
         match (decision.replicas, decision.trouble) {
             (Some(replicas), _) => Ok((replicas, decision.reason, Some(decision.metrics))),

@@ -23,9 +23,7 @@ use release::features::{self, Feature};
 
 use super::limits::History;
 use super::replicas::{PodMetrics, Proposal, Target, Tolerances};
-
-/// Upstream: `--horizontal-pod-autoscaler-tolerance`
-const TOLERANCE: f64 = 0.1;
+use crate::context::Autoscaling;
 
 /// The values of a metric, in thousandths.
 #[derive(Clone, Debug)]
@@ -169,6 +167,7 @@ pub struct Observed<'a> {
     pub running: i32,
     pub pods: &'a [Arc<Pod>],
     pub now: Timestamp,
+    pub settings: Autoscaling,
 }
 
 /// What the metrics want.
@@ -286,8 +285,9 @@ fn of_one(
     let target = Target {
         current: observed.current,
         pods: observed.pods,
-        tolerances: tolerances(observed.autoscaler),
+        tolerances: tolerances(observed.autoscaler, observed.settings.tolerance),
         now: observed.now,
+        settings: observed.settings,
     };
     let trouble = |reason, head: String, cause: String| {
         let text = format!("failed to get {head}: {cause}");
@@ -358,12 +358,12 @@ impl Named {
     }
 }
 
-fn tolerances(autoscaler: &HorizontalPodAutoscaler) -> Tolerances {
+fn tolerances(autoscaler: &HorizontalPodAutoscaler, usual: f64) -> Tolerances {
     let behavior = autoscaler.spec.behavior.as_ref();
     let of = |rules: Option<&k8s_openapi::api::autoscaling::v2::HPAScalingRules>| {
         let tolerance = rules.and_then(|rules| rules.tolerance.as_ref());
         let amount = tolerance.and_then(|text| Amount::parse(&text.0).ok());
-        amount.map_or(TOLERANCE, Amount::to_f64)
+        amount.map_or(usual, Amount::to_f64)
     };
     Tolerances {
         down: of(behavior.and_then(|behavior| behavior.scale_down.as_ref())),

@@ -13,12 +13,8 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
 use machinery::quantity;
 
+use crate::context::Autoscaling;
 use crate::pod;
-
-/// Upstream: `--horizontal-pod-autoscaler-cpu-initialization-period`
-const CPU_INITIALIZATION: Duration = Duration::from_secs(300);
-/// Upstream: `--horizontal-pod-autoscaler-initial-readiness-delay`
-const INITIAL_READINESS: Duration = Duration::from_secs(30);
 
 /// What a pod uses, in thousandths.
 #[derive(Clone, Debug, PartialEq)]
@@ -61,6 +57,7 @@ pub struct Target<'a> {
     pub pods: &'a [Arc<Pod>],
     pub tolerances: Tolerances,
     pub now: Timestamp,
+    pub settings: Autoscaling,
 }
 
 /// Either way to say how much a pod should use.
@@ -227,7 +224,7 @@ impl Target<'_> {
             } else {
                 match metrics.get(&name) {
                     None => drop(groups.missing.insert(name)),
-                    Some(metric) if resource == "cpu" && is_unready(one, metric, self.now) => {
+                    Some(metric) if resource == "cpu" && is_unready(one, metric, &self) => {
                         groups.unready.insert(name);
                     }
                     Some(_) => groups.ready += 1,
@@ -239,7 +236,8 @@ impl Target<'_> {
 }
 
 /// The CPU that a pod uses before it is ready says nothing about its load.
-fn is_unready(one: &Pod, metric: &PodMetric, now: Timestamp) -> bool {
+fn is_unready(one: &Pod, metric: &PodMetric, target: &Target<'_>) -> bool {
+    let Target { now, settings, .. } = *target;
     let started = one.status.as_ref().and_then(|status| status.start_time.as_ref());
     let (Some(ready), Some(started)) = (pod::condition(one, "Ready"), started) else {
         return true;
@@ -247,10 +245,10 @@ fn is_unready(one: &Pod, metric: &PodMetric, now: Timestamp) -> bool {
     let is_false = ready.status == "False";
     let changed = ready.last_transition_time.as_ref().map_or(Timestamp::MIN, |time| time.0);
     let after = |time: Timestamp, delay: Duration| time.checked_add(delay).unwrap_or(time);
-    if after(started.0, CPU_INITIALIZATION) > now {
+    if after(started.0, settings.cpu_initialization) > now {
         is_false || metric.at < after(changed, metric.window)
     } else {
-        is_false && after(started.0, INITIAL_READINESS) > changed
+        is_false && after(started.0, settings.initial_readiness) > changed
     }
 }
 
@@ -376,6 +374,7 @@ mod tests {
         let all: Vec<_> =
             pods.iter().enumerate().map(|(at, words)| pod(&format!("p{at}"), words, "1")).collect();
         let target = Target {
+            settings: Autoscaling::default(),
             current: pods.len() as i32,
             pods: &all,
             tolerances: Tolerances { down: 0.1, up: 0.1 },
@@ -431,6 +430,7 @@ mod tests {
     fn values_are_shared_or_kept_per_pod() {
         let pods: Vec<_> = (0..3).map(|at| pod(&format!("p{at}"), "", "1")).collect();
         let target = Target {
+            settings: Autoscaling::default(),
             current: 3,
             pods: &pods,
             tolerances: Tolerances { down: 0.1, up: 0.1 },

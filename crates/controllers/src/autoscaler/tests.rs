@@ -44,7 +44,14 @@ fn check(metrics: Value, fetched: Fetched, expected: (Option<i32>, &str, &str, &
     let autoscaler = autoscaler(metrics.clone());
     let now = NOW.parse().unwrap();
     let pods = running(3);
-    let observed = Observed { autoscaler: &autoscaler, current: 3, running: 3, pods: &pods, now };
+    let observed = Observed {
+        autoscaler: &autoscaler,
+        current: 3,
+        running: 3,
+        pods: &pods,
+        now,
+        settings: crate::context::Autoscaling::default(),
+    };
     let mut draft = Draft::of(&autoscaler, now);
     let decision = decide(observed, fetched, &mut History::default(), &mut draft);
     let conditions: Vec<String> = draft

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use api::nodes::SOURCE_ADDRESS;
 use base::memory::{Memory, key_of};
-use client::{Api, EventType, Informer, Lister, Outcome, PostParams, Result, View, Whole};
+use client::{Api, EventType, Lister, Outcome, PostParams, Result, View, Whole};
 use ipnet::IpNet;
 use k8s_openapi::api::authorization::v1::{
     ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec,
@@ -25,6 +25,7 @@ use super::{
     is_kubelet_serving, is_node_component, is_own, serving,
 };
 use crate::context::Context;
+use crate::descriptor::Setup;
 
 const BY_ADDRESS: &str = "address";
 const BOOTSTRAP_PREFIX: &str = "system:bootstrap:";
@@ -34,9 +35,10 @@ const SAID_OF: usize = 1024;
 
 /// The objects that a verdict depends on.
 pub(super) struct Approver {
-    nodes: Informer<Node>,
-    slices: Informer<EndpointSlice>,
-    ranges_informer: Informer<ServiceCIDR>,
+    context: Context,
+    requests: Lister<CertificateSigningRequest>,
+    nodes: Lister<Node>,
+    slices: Lister<EndpointSlice>,
     ranges: View<Whole<ServiceCIDR>>,
     said: Memory<()>,
 }
@@ -72,28 +74,27 @@ const COMPONENT: Verdict = Verdict::Approve(
 );
 
 impl Approver {
-    pub(super) fn new(context: &Context) -> Self {
-        let nodes = context.informers.of::<Node>();
+    pub(super) fn new(setup: &Setup<Arc<str>>) -> Self {
+        let nodes = setup.informer::<Node>();
         nodes.index(BY_ADDRESS, addresses);
-        let slices = context.informers.of::<EndpointSlice>();
-        let ranges = context.informers.of::<ServiceCIDR>();
-        let said = Memory::new(SAID_OF);
-        Self { nodes, slices, ranges: ranges.view(), ranges_informer: ranges, said }
+        Self {
+            context: setup.context.clone(),
+            requests: setup.lister(),
+            nodes: nodes.lister(),
+            slices: setup.lister(),
+            ranges: setup.view::<ServiceCIDR, _>(),
+            said: Memory::new(SAID_OF),
+        }
     }
 
-    pub(super) async fn reconcile(
-        &self,
-        context: &Context,
-        csr: &CertificateSigningRequest,
-    ) -> Result<Outcome> {
+    pub(super) async fn reconcile(&self, name: &str) -> Result<Outcome> {
+        let Some(csr) = self.requests.get("", name) else { return Ok(Outcome::Done) };
+        let (csr, context) = (&*csr, &self.context);
         let is_decided =
             ["Approved", "Denied", "Failed"].iter().any(|kind| has_condition(csr, kind));
         let Some(parsed) = Csr::parse(&csr.spec.request.0).ok().filter(|_| !is_decided) else {
             return Ok(Outcome::Done);
         };
-        self.nodes.synced().await;
-        self.slices.synced().await;
-        self.ranges_informer.synced().await;
         let why = match self.verdict(context, csr, &parsed) {
             Verdict::Pass => return Ok(Outcome::Done),
             Verdict::Leave(why) => why,
@@ -118,8 +119,7 @@ impl Approver {
     fn verdict(&self, context: &Context, csr: &CertificateSigningRequest, parsed: &Csr) -> Verdict {
         let spec = &csr.spec;
         let name = Identity::node_of(&parsed.common_name, &parsed.organizations);
-        let nodes = self.nodes.lister();
-        let node = name.and_then(|name| nodes.get("", name));
+        let node = name.and_then(|name| self.nodes.get("", name));
         if is_kubelet_client(spec, parsed) {
             let asks = spec.username.as_deref().unwrap_or_default();
             return client_verdict(is_own(spec, parsed), asks, name, node.is_some());
@@ -161,10 +161,9 @@ impl Approver {
         let source: Option<IpAddr> = source.and_then(|all| all.first()?.parse().ok());
         let ranges = self.ranges.objects(None);
         let ranges = ranges.iter().flat_map(networks).collect();
-        let servers = self.slices.lister().get("default", "kubernetes");
+        let servers = self.slices.get("default", "kubernetes");
         let servers = servers.iter().flat_map(endpoints).collect();
-        let nodes = self.nodes.lister();
-        let other = |address: IpAddr| other_holder(&nodes, address, name);
+        let other = |address: IpAddr| other_holder(&self.nodes, address, name);
         let facts = serving::Facts { reserved, node, source, ranges, servers, other: &other };
         serving::refusal(&parsed.sans, &facts)
     }

@@ -4,9 +4,11 @@
 //! Invariant: a subject of a node's client certificate is the name, the groups and the Node's UID; what
 //! else the request has there is left out.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
-use client::{Api, ErrorExt, Lister, Outcome, PostParams, Result};
+use client::{Api, Lister, Outcome, PostParams, Result};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::certificates::v1::{
     CertificateSigningRequest, CertificateSigningRequestSpec,
@@ -18,7 +20,8 @@ use super::{
     CLIENT, KUBELET_CLIENT, KUBELET_SERVING, LEGACY, NODE_PREFIX, add_condition, has_condition,
     is_kubelet_client, is_kubelet_serving, is_node_component, uses,
 };
-use crate::context::Context;
+use crate::context::{Context, Options};
+use crate::descriptor::{Setup, or_gone};
 
 /// RFC 5280's key usage bits.
 const KEY_USAGES: [(&str, u16); 6] = [
@@ -41,7 +44,39 @@ pub(super) enum Refusal {
     Pki(#[from] pki::Error),
 }
 
-pub(super) async fn reconcile(
+pub(super) struct Signer {
+    context: Context,
+    /// By signer.
+    authorities: BTreeMap<&'static str, Authority>,
+    nodes: Lister<Node>,
+    requests: Lister<CertificateSigningRequest>,
+}
+
+impl Signer {
+    pub(super) fn new(setup: &Setup<Arc<str>>) -> Option<Self> {
+        let authorities = authorities(&setup.options);
+        if authorities.is_empty() {
+            tracing::info!("no signing certificate is given: no requests are signed");
+            return None;
+        }
+        Some(Self {
+            context: setup.context.clone(),
+            authorities,
+            nodes: setup.lister(),
+            requests: setup.lister(),
+        })
+    }
+
+    pub(super) async fn reconcile(&self, name: &str) -> Result<Outcome> {
+        let Some(csr) = self.requests.get("", name) else { return Ok(Outcome::Done) };
+        match self.authorities.get(csr.spec.signer_name.as_str()) {
+            Some(authority) => reconcile(&self.context, authority, &self.nodes, &csr).await,
+            None => Ok(Outcome::Done),
+        }
+    }
+}
+
+async fn reconcile(
     context: &Context,
     authority: &Authority,
     nodes: &Lister<Node>,
@@ -52,8 +87,7 @@ pub(super) async fn reconcile(
         || !has_condition(csr, "Approved")
         || has_condition(csr, "Denied")
         || has_condition(csr, "Failed");
-    let signers = [KUBELET_CLIENT, KUBELET_SERVING, CLIENT, LEGACY];
-    if is_done || !signers.contains(&csr.spec.signer_name.as_str()) {
+    if is_done {
         return Ok(Outcome::Done);
     }
     let mut updated = csr.clone();
@@ -68,10 +102,27 @@ pub(super) async fn reconcile(
     }
     let name = csr.metadata.name.as_deref().unwrap_or_default();
     let api: Api<CertificateSigningRequest> = context.client.api(None);
-    match api.replace_status(name, &PostParams::default(), &updated).await {
-        Err(error) if error.is_not_found() => Ok(Outcome::Done),
-        done => done.map(|_| Outcome::Done),
+    or_gone(api.replace_status(name, &PostParams::default(), &updated).await)
+}
+
+/// The authority of each signer, as far as flags name one that can be used.
+fn authorities(options: &Options) -> BTreeMap<&'static str, Authority> {
+    let usual = options.signing_cert.as_ref().zip(options.signing_key.as_ref());
+    let pair = |signer: &str| match options.signing_by_signer.is_empty() {
+        true => usual,
+        false => options.signing_by_signer.get(signer).map(|(cert, key)| (cert, key)),
+    };
+    let mut all = BTreeMap::new();
+    for signer in [KUBELET_CLIENT, KUBELET_SERVING, CLIENT, LEGACY] {
+        let Some((cert, key)) = pair(signer) else { continue };
+        match Authority::from_pem(cert, key) {
+            Ok(authority) => drop(all.insert(signer, authority)),
+            Err(error) => tracing::error!(
+                signer, %error, "the signing certificate cannot be used: no requests are signed"
+            ),
+        }
     }
+    all
 }
 
 /// The certificate, or why the signer does not sign. Pure but for the signature. `uid_of` knows Nodes.

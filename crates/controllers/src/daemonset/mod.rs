@@ -15,30 +15,40 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use client::{
-    Api, DeleteParams, ErrorExt, EventType, Lister, ObjectKey, Outcome, PostParams, Projection,
-    RawEvent, Result, View, WorkQueue, spawn_workers,
+    Api, DeleteParams, ErrorExt, Event, EventType, Lister, ObjectKey, Outcome, PostParams,
+    Projection, Result, Selectors, View, WorkQueue,
 };
-use futures::future::join_all;
-use k8s_openapi::Resource;
 use k8s_openapi::api::apps::v1::{ControllerRevision, DaemonSet};
 use k8s_openapi::api::core::v1::{Node, NodeSpec, Pod};
 use machinery::ObjectMeta;
 use machinery::selector::Selector;
 
-use crate::context::{Context, Descriptor};
+use crate::context::Context;
+use crate::descriptor::{Descriptor, Row, Setup, on, own, owned_by};
 use crate::expectations::Expectations;
-use crate::owner::{self, Claim};
+use crate::owner;
 use crate::pod::Facts;
-use plan::{Observed, Plan};
+use crate::pod_control::PodControl;
+use plan::{Demands, Observed, Plan};
 
-pub const DESCRIPTOR: Descriptor = Descriptor {
+pub const DESCRIPTOR: &dyn Row = &Descriptor::<Controller> {
     name: "daemonset-controller",
     account: "daemon-set-controller",
     component: "daemonset-controller",
-    start,
+    queue: "daemonset",
+    workers: 2,
+    new: Controller::new,
+    watches: &[
+        &own::<DaemonSet>(),
+        &owned_by::<Pod, DaemonSet, _>()
+            .expected(|this: &Controller| &this.expectations)
+            .adopted(|this: &Controller| &this.selectors),
+        &owned_by::<ControllerRevision, DaemonSet, _>(),
+        &on(Controller::node_event),
+    ],
+    reconcile: |this, key| Box::pin(async move { this.reconcile(&key).await }),
 };
 
-const WORKERS: usize = 2;
 /// At once. Upstream: `BurstReplicas`.
 const BURST: usize = 250;
 
@@ -61,89 +71,60 @@ impl Projection<Node> for Place {
     }
 }
 
+/// The pods that a set may adopt. Pure.
+fn selector_of(set: &DaemonSet) -> Selector {
+    let selector = set.spec.as_ref().map(|spec| Selector::from_api(Some(&spec.selector)));
+    let usable = selector.and_then(|parsed| parsed.ok()).filter(|one| !one.is_everything());
+    usable.unwrap_or(Selector::nothing())
+}
+
 struct Controller {
     context: Context,
     sets: Lister<DaemonSet>,
+    selectors: Selectors,
+    demands: View<Demands>,
     pods: Lister<Pod>,
     facts: View<Facts>,
     nodes: View<Place>,
     revisions: Lister<ControllerRevision>,
-    queue: WorkQueue<ObjectKey>,
     expectations: Expectations,
 }
 
-fn start(context: Context) {
-    let sets = context.informers.of::<DaemonSet>();
-    let (pods, nodes) = (context.informers.of::<Pod>(), context.informers.of::<Node>());
-    let revisions = context.informers.of::<ControllerRevision>();
-    owner::index_orphans(&pods);
-    let controller = Arc::new(Controller {
-        sets: sets.lister(),
-        pods: pods.lister(),
-        facts: pods.view(),
-        nodes: nodes.view(),
-        revisions: revisions.lister(),
-        queue: WorkQueue::new("daemonset"),
-        expectations: Expectations::default(),
-        context,
-    });
-    let this = controller.clone();
-    sets.subscribe_raw(move |event| this.queue.add(event.entry().header.key.clone()));
-    let this = controller.clone();
-    pods.subscribe_raw(move |event| this.pod_event(event));
-    let this = controller.clone();
-    revisions.subscribe_raw(move |event| {
-        let header = &event.entry().header;
-        let owner = header.controller().filter(|owner| owner.kind == DaemonSet::KIND);
-        let keys = owner.map(|owner| ObjectKey::new(&header.key.namespace, &owner.name));
-        keys.into_iter().for_each(|key| this.queue.add(key));
-    });
-    let this = controller.clone();
-    nodes.subscribe(move |event| {
+impl Controller {
+    fn new(setup: &Setup<ObjectKey>) -> Option<Self> {
+        let (sets, pods) = (setup.informer(), setup.informer());
+        owner::index_orphans(&pods);
+        Some(Self {
+            context: setup.context.clone(),
+            selectors: Selectors::of(&sets, selector_of),
+            demands: sets.view(),
+            sets: sets.lister(),
+            facts: pods.view(),
+            pods: pods.lister(),
+            nodes: setup.view::<Node, _>(),
+            revisions: setup.lister(),
+            expectations: Expectations::default(),
+        })
+    }
+
+    /// Wakes the sets for which the node's answer changes.
+    fn node_event(&self, queue: &WorkQueue<ObjectKey>, event: &Event<Node>) {
+        let old = event.old();
         let facts = |node: &Node| {
             (node.metadata.labels.clone(), node.spec.as_ref().and_then(|spec| spec.taints.clone()))
         };
-        let changed = event.old().is_none_or(|old| facts(&old) != facts(event.object()));
-        if changed || event.is_deleted() {
-            for entry in this.sets.entries(None, &Selector::everything()) {
-                this.queue.add(entry.header.key.clone());
-            }
-        }
-    });
-    let tasks = controller.context.tasks.clone();
-    tasks.clone().spawn("daemonset", async move {
-        sets.synced().await;
-        nodes.synced().await;
-        pods.synced().await;
-        revisions.synced().await;
-        let queue = controller.queue.clone();
-        spawn_workers(&tasks, &queue, WORKERS, move |key| {
-            let this = controller.clone();
-            async move { this.reconcile(&key).await }
-        });
-    });
-}
-
-impl Controller {
-    fn pod_event(&self, event: &RawEvent) {
-        let header = &event.entry().header;
-        let owner = header.controller().filter(|owner| owner.kind == DaemonSet::KIND);
-        let owner = owner.map(|owner| ObjectKey::new(&header.key.namespace, &owner.name));
-        let Some(owner) = owner else {
+        let new = event.object();
+        if !event.is_deleted() && old.as_ref().is_some_and(|old| facts(old) == facts(new)) {
             return;
-        };
-        match event {
-            RawEvent::Applied { old, .. } => {
-                if old.is_none() {
-                    self.expectations.created(&owner);
-                }
-                if header.deleting {
-                    self.expectations.deleted(&owner, &header.key);
-                }
-            }
-            RawEvent::Deleted(_) => self.expectations.deleted(&owner, &header.key),
         }
-        self.queue.add(owner);
+        const NOT_THERE: (bool, bool) = (false, false);
+        for (key, demands) in self.demands.all() {
+            let before = old.as_ref().map_or(NOT_THERE, |old| demands.fit(old));
+            let after = if event.is_deleted() { NOT_THERE } else { demands.fit(new) };
+            if before != after {
+                queue.add(key);
+            }
+        }
     }
 
     async fn reconcile(&self, key: &ObjectKey) -> Result<Outcome> {
@@ -199,31 +180,14 @@ impl Controller {
     }
 
     async fn claim(&self, set: &DaemonSet, selector: &Selector) -> Result<Vec<Arc<Facts>>> {
-        let namespace = set.metadata.namespace.as_deref().unwrap_or_default();
-        let uid = set.metadata.uid.as_deref().unwrap_or_default();
-        let api: Api<Pod> = self.context.client.api(Some(namespace));
-        let mut pods = vec![];
-        for entry in owner::claimable(&self.pods, &set.metadata) {
-            let header = &entry.header;
-            match owner::claim(&set.metadata, selector, header) {
-                Claim::Keep => {}
-                Claim::Adopt => {
-                    let sets: Api<DaemonSet> = self.context.client.api(Some(namespace));
-                    if !owner::may_adopt(&sets, &set.metadata).await? {
-                        continue;
-                    }
-                    owner::adopt(&api, &header.key.name, &header.uid, &owner::reference(set))
-                        .await?;
-                }
-                Claim::Release => {
-                    owner::release(&api, &header.key.name, &header.uid, uid).await?;
-                    continue;
-                }
-                Claim::Ignore => continue,
-            }
-            pods.extend(self.facts.get(&header.key).filter(|facts| *facts.uid == *header.uid));
-        }
-        Ok(pods)
+        let (client, meta) = (&self.context.client, &set.metadata);
+        let mine =
+            owner::claim_all::<_, DaemonSet>(client, &self.pods, meta, selector, |_, _| true);
+        let facts = mine.await?.into_iter().filter_map(|entry| {
+            let facts = self.facts.get(&entry.header.key)?;
+            (*facts.uid == *entry.header.uid).then_some(facts)
+        });
+        Ok(facts.collect())
     }
 
     async fn act(&self, key: &ObjectKey, set: &DaemonSet, hash: &str, plan: Plan) -> Result<()> {
@@ -234,68 +198,12 @@ impl Controller {
             return Ok(());
         }
         self.expectations.expect_both(key, plan.create.len(), plan.delete.iter().cloned());
-        let (mut rest, mut batch) = (plan.create.as_slice(), 1);
-        let mut failure = None;
-        while !rest.is_empty() && failure.is_none() {
-            let (now, later) = rest.split_at(batch.min(rest.len()));
-            let results = join_all(now.iter().map(|node| self.create(key, set, hash, node))).await;
-            failure = results.into_iter().find_map(Result::err);
-            rest = later;
-            batch *= 2;
-        }
-        rest.iter().for_each(|_| self.expectations.created(key));
-        let results =
-            join_all(plan.delete.iter().map(|victim| self.delete(key, set, victim))).await;
-        let deleted: Result<()> = results.into_iter().collect();
-        match failure {
-            Some(error) if !error.is_namespace_terminating() => Err(error),
-            _ => deleted,
-        }
-    }
-
-    async fn create(&self, key: &ObjectKey, set: &DaemonSet, hash: &str, node: &str) -> Result<()> {
-        let pod = plan::pod_for(set, hash, node);
-        match self
-            .context
-            .client
-            .api::<Pod>(Some(&key.namespace))
-            .create(&PostParams::default(), &pod)
-            .await
-        {
-            Ok(created) => {
-                let message = format!("Created pod: {}", created.metadata.name.unwrap_or_default());
-                self.context.events.event(set, EventType::Normal, "SuccessfulCreate", message);
-                Ok(())
-            }
-            Err(error) => {
-                self.expectations.created(key);
-                if !error.is_namespace_terminating() {
-                    let message = format!("Error creating: {}", error.text());
-                    self.context.events.event(set, EventType::Warning, "FailedCreate", message);
-                }
-                Err(error)
-            }
-        }
-    }
-
-    async fn delete(&self, key: &ObjectKey, set: &DaemonSet, victim: &ObjectKey) -> Result<()> {
-        let api: Api<Pod> = self.context.client.api(Some(&key.namespace));
-        match api.delete(&victim.name, &DeleteParams::default()).await {
-            Ok(_) => {
-                let message = format!("Deleted pod: {}", victim.name);
-                self.context.events.event(set, EventType::Normal, "SuccessfulDelete", message);
-                Ok(())
-            }
-            Err(error) => {
-                self.expectations.deleted(key, victim);
-                if error.is_not_found() {
-                    return Ok(());
-                }
-                let message = format!("Error deleting: {}", error.text());
-                self.context.events.event(set, EventType::Warning, "FailedDelete", message);
-                Err(error)
-            }
-        }
+        let (client, events) = (&self.context.client, &self.context.events);
+        let control = PodControl { client, events, owner: set };
+        let pods = plan.create.iter().map(|node| plan::pod_for(set, hash, node));
+        let pods: Vec<Pod> = pods.collect();
+        let created = control.create_all(&self.expectations, &pods).await;
+        created.and(control.delete_all(&self.expectations, &plan.delete).await)
     }
 
     /// Writes the revision of the current template, drops old ones; returns the current hash.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::taints::tolerates;
-use client::ObjectKey;
+use client::{ObjectKey, Projection};
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{DaemonSet, DaemonSetStatus};
 use k8s_openapi::api::core::v1::{
@@ -123,44 +123,47 @@ fn visit(
     plan.delete.extend(kept.iter().skip(allowed).map(|pod| pod.key.clone()));
 }
 
-/// What the set's pods demand of a node: made once, asked for each node.
-struct Demands<'a> {
-    set: &'a DaemonSet,
-    spec: PodSpec,
+/// The demands of a set's pods on a node: made once, asked for each node.
+pub struct Demands {
+    node_selector: BTreeMap<String, String>,
+    required: Option<NodeSelector>,
+    tolerations: Vec<Toleration>,
 }
 
-impl<'a> Demands<'a> {
-    fn of(set: &'a DaemonSet) -> Self {
-        Self { set, spec: pod_for(set, "", "").spec.unwrap_or_default() }
+impl Projection<DaemonSet> for Demands {
+    fn of(set: &DaemonSet) -> Self {
+        let spec = set.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
+        let affinity = spec.and_then(|spec| spec.affinity.as_ref()?.node_affinity.as_ref());
+        let required = affinity
+            .and_then(|one| one.required_during_scheduling_ignored_during_execution.clone());
+        let spec = pod_for(set, "", "").spec.unwrap_or_default();
+        Self {
+            node_selector: spec.node_selector.unwrap_or_default(),
+            required,
+            tolerations: spec.tolerations.unwrap_or_default(),
+        }
     }
+}
 
+impl Demands {
     /// Whether a daemon pod should start on the node, and whether one that runs may stay.
-    fn fit(&self, node: &Node) -> (bool, bool) {
+    pub fn fit(&self, node: &Node) -> (bool, bool) {
         let labels = node.metadata.labels.as_ref();
         let has = |key: &String, value: &String| labels.and_then(|all| all.get(key)) == Some(value);
-        let selected = self.spec.node_selector.iter().flatten().all(|(key, value)| has(key, value))
-            && set_affinity_matches(self.set, node);
+        let selected = self.node_selector.iter().all(|(key, value)| has(key, value))
+            && self.required.as_ref().is_none_or(|required| {
+                required.node_selector_terms.iter().any(|term| term_matches(term, node))
+            });
         if !selected {
             return (false, false);
         }
-        let tolerations = self.spec.tolerations.as_deref().unwrap_or_default();
         let untolerated = |effects: &[&str]| {
             let taints = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
             let mut hard = taints.filter(|taint| effects.contains(&taint.effect.as_str()));
-            hard.any(|taint| !tolerations.iter().any(|one| tolerates(one, taint)))
+            hard.any(|taint| !self.tolerations.iter().any(|one| tolerates(one, taint)))
         };
         (!untolerated(&["NoSchedule", "NoExecute"]), !untolerated(&["NoExecute"]))
     }
-}
-
-fn set_affinity_matches(set: &DaemonSet, node: &Node) -> bool {
-    let spec = set.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
-    let affinity = spec.and_then(|spec| spec.affinity.as_ref()?.node_affinity.as_ref());
-    let required =
-        affinity.and_then(|one| one.required_during_scheduling_ignored_during_execution.as_ref());
-    required.is_none_or(|required| {
-        required.node_selector_terms.iter().any(|term| term_matches(term, node))
-    })
 }
 
 fn term_matches(term: &NodeSelectorTerm, node: &Node) -> bool {
@@ -370,7 +373,6 @@ fn pin(spec: &mut PodSpec, node: &str) {
 
 #[cfg(test)]
 mod tests {
-    use client::Projection;
     use serde_json::{Value, from_value, json};
 
     use super::*;

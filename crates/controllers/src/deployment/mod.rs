@@ -17,28 +17,47 @@ use std::sync::Arc;
 
 use client::{
     Api, DeleteParams, ErrorExt, EventType, Lister, ObjectKey, Outcome, PostParams, RawEvent,
-    Result, Selectors, WorkQueue, spawn_workers,
+    Result, Selectors, WorkQueue,
 };
 use k8s_openapi::Resource;
 use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet};
 use k8s_openapi::api::core::v1::Pod;
 use machinery::selector::Selector;
 
-use crate::context::{Context, Descriptor};
-use crate::owner::{self, Claim};
+use crate::context::Context;
+use crate::descriptor::{Descriptor, Row, on_metadata, own, owned_by};
+use crate::owner;
 use plan::{Action, Observed, Plan};
 
 pub use arithmetic::scaled;
 pub use plan::template_hash;
 
-pub const DESCRIPTOR: Descriptor = Descriptor {
+pub const DESCRIPTOR: &dyn Row = &Descriptor::<Controller> {
     name: "deployment-controller",
     account: "deployment-controller",
     component: "deployment-controller",
-    start,
+    queue: "deployment",
+    workers: 5,
+    new: |setup| {
+        let (deployments, sets) = (setup.informer(), setup.informer());
+        owner::index_orphans(&sets);
+        Some(Controller {
+            context: setup.context.clone(),
+            selectors: Selectors::of(&deployments, |one| {
+                selector_of(one).unwrap_or(Selector::nothing())
+            }),
+            deployments: deployments.lister(),
+            sets: sets.lister(),
+            pods: setup.lister(),
+        })
+    },
+    watches: &[
+        &own::<Deployment>(),
+        &owned_by::<ReplicaSet, Deployment, _>().adopted(|this: &Controller| &this.selectors),
+        &on_metadata::<Pod, _, _>(Controller::pod_event),
+    ],
+    reconcile: |this, key| Box::pin(async move { this.reconcile(&key).await }),
 };
-
-const WORKERS: usize = 5;
 
 struct Controller {
     context: Context,
@@ -46,69 +65,11 @@ struct Controller {
     selectors: Selectors,
     sets: Lister<ReplicaSet>,
     pods: Lister<Pod>,
-    queue: WorkQueue<ObjectKey>,
-}
-
-fn start(context: Context) {
-    let deployments = context.informers.of::<Deployment>();
-    let (sets, pods) = (context.informers.of::<ReplicaSet>(), context.informers.of::<Pod>());
-    owner::index_orphans(&sets);
-    let controller = Arc::new(Controller {
-        deployments: deployments.lister(),
-        selectors: Selectors::of(&deployments, |one| {
-            selector_of(one).unwrap_or(Selector::nothing())
-        }),
-        sets: sets.lister(),
-        pods: pods.lister(),
-        queue: WorkQueue::new("deployment"),
-        context,
-    });
-    let this = controller.clone();
-    deployments.subscribe_raw(move |event| this.queue.add(event.entry().header.key.clone()));
-    let this = controller.clone();
-    sets.subscribe_raw(move |event| this.set_event(event));
-    let this = controller.clone();
-    pods.subscribe_raw(move |event| this.pod_event(event));
-    let tasks = controller.context.tasks.clone();
-    tasks.clone().spawn("deployment", async move {
-        deployments.synced().await;
-        sets.synced().await;
-        pods.synced().await;
-        let queue = controller.queue.clone();
-        spawn_workers(&tasks, &queue, WORKERS, move |key| {
-            let this = controller.clone();
-            async move { this.reconcile(&key).await }
-        });
-    });
 }
 
 impl Controller {
-    fn set_event(&self, event: &RawEvent) {
-        let owner_of = |header: &client::Header| {
-            let owner = header.controller().filter(|owner| owner.kind == Deployment::KIND)?;
-            Some(ObjectKey::new(&header.key.namespace, &owner.name))
-        };
-        let header = &event.entry().header;
-        let owner = owner_of(header);
-        if let RawEvent::Applied { old: Some(old), .. } = event {
-            let was = owner_of(&old.header);
-            was.filter(|was| Some(was) != owner.as_ref())
-                .into_iter()
-                .for_each(|was| self.queue.add(was));
-        }
-        match owner {
-            Some(owner) => self.queue.add(owner),
-            None if header.controller().is_none() && !header.deleting => {
-                for key in self.selectors.matching(&header.key.namespace, &[&header.labels]) {
-                    self.queue.add(key);
-                }
-            }
-            None => {}
-        }
-    }
-
     /// A Recreate rollout waits for the last old pod to be gone.
-    fn pod_event(&self, event: &RawEvent) {
+    fn pod_event(&self, queue: &WorkQueue<ObjectKey>, event: &RawEvent) {
         let header = &event.entry().header;
         if !matches!(event, RawEvent::Deleted(_)) {
             return;
@@ -120,7 +81,7 @@ impl Controller {
         let Some(deployment) = set.as_ref().and_then(|set| owner::controller(&set.metadata)) else {
             return;
         };
-        self.queue.add(ObjectKey::new(&header.key.namespace, &deployment.name));
+        queue.add(ObjectKey::new(&header.key.namespace, &deployment.name));
     }
 
     async fn reconcile(&self, key: &ObjectKey) -> Result<Outcome> {
@@ -157,38 +118,11 @@ impl Controller {
         deployment: &Deployment,
         selector: &Selector,
     ) -> Result<Vec<Arc<ReplicaSet>>> {
-        let meta = &deployment.metadata;
-        let namespace = meta.namespace.as_deref().unwrap_or_default();
-        let api: Api<ReplicaSet> = self.context.client.api(Some(namespace));
-        let uid = meta.uid.as_deref().unwrap_or_default();
-        let mut sets = vec![];
-        for entry in owner::claimable(&self.sets, meta) {
-            let header = &entry.header;
-            let claim = owner::claim(meta, selector, header);
-            match claim {
-                Claim::Keep => {}
-                Claim::Release => {
-                    owner::release(&api, &header.key.name, &header.uid, uid).await?;
-                    continue;
-                }
-                Claim::Adopt => {
-                    let deployments: Api<Deployment> = self.context.client.api(Some(namespace));
-                    if !owner::may_adopt(&deployments, meta).await? {
-                        continue;
-                    }
-                    owner::adopt(
-                        &api,
-                        &header.key.name,
-                        &header.uid,
-                        &owner::reference(deployment),
-                    )
-                    .await?;
-                }
-                Claim::Ignore => continue,
-            }
-            sets.extend(self.sets.get_key(&header.key));
-        }
-        Ok(sets)
+        let (client, meta) = (&self.context.client, &deployment.metadata);
+        let mine =
+            owner::claim_all::<_, Deployment>(client, &self.sets, meta, selector, |_, _| true);
+        let keys = mine.await?.into_iter().map(|entry| entry.header.key.clone());
+        Ok(keys.filter_map(|key| self.sets.get_key(&key)).collect())
     }
 
     async fn carry_out(

@@ -19,8 +19,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use client::{
-    Api, ErrorExt, EventType, Lister, ObjectKey, Outcome, Patch, PatchParams, PostParams,
-    Projection, RawEvent, Result, Selectors, View, WorkQueue, spawn_workers,
+    Api, ErrorExt, Event, EventType, Lister, ObjectKey, Outcome, Patch, PatchParams, PostParams,
+    Projection, RawEvent, Result, Selectors, View, WorkQueue,
 };
 use futures::future::join_all;
 use k8s_openapi::Resource;
@@ -32,7 +32,8 @@ use k8s_openapi::api::core::v1::{
 use machinery::selector::Selector;
 use serde_json::json;
 
-use crate::context::{Context, Descriptor};
+use crate::context::Context;
+use crate::descriptor::{Descriptor, Row, Setup, further, on, on_metadata, or_gone, owner_key};
 use crate::expectations::Expectations;
 use crate::owner::{self, Claim};
 use crate::pod;
@@ -42,14 +43,25 @@ use failure::Backoff;
 pub use plan::is_finished;
 use plan::{Acted, Observed, Step};
 
-pub const DESCRIPTOR: Descriptor = Descriptor {
+pub const DESCRIPTOR: &dyn Row = &Descriptor::<Controller> {
     name: "job-controller",
     account: "job-controller",
     component: "job-controller",
-    start,
+    queue: "job",
+    workers: 5,
+    new: Controller::new,
+    watches: &[
+        &on(|this: &Controller, _, event| this.job_event(event)),
+        &on_metadata::<Pod, _, _>(|this: &Controller, _, event| this.pod_event(event)),
+        &further(
+            |this: &Controller| &this.orphans,
+            1,
+            |this, key| Box::pin(async move { this.release_orphan(&key).await }),
+        ),
+    ],
+    reconcile: |this, key| Box::pin(async move { this.reconcile(&key).await }),
 };
 
-const WORKERS: usize = 5;
 /// Changes of pods within this time make one reconcile.
 const BATCH: Duration = Duration::from_millis(100);
 const CONTROLLER: &str = "kubernetes.io/job-controller";
@@ -115,52 +127,6 @@ impl Projection<Pod> for Brief {
     }
 }
 
-fn start(context: Context) {
-    let (jobs, pods) = (context.informers.of::<Job>(), context.informers.of::<Pod>());
-    owner::index_orphans(&pods);
-    let controller = Arc::new(Controller {
-        jobs: jobs.lister(),
-        selectors: Selectors::of(&jobs, selector_of),
-        pods: pods.lister(),
-        briefs: pods.view(),
-        queue: WorkQueue::new("job"),
-        orphans: WorkQueue::new("job_orphan_pod"),
-        expectations: Expectations::default(),
-        memory: Mutex::default(),
-        context,
-    });
-    let this = controller.clone();
-    jobs.subscribe(move |event| {
-        let (key, job) = (event.key(), event.object());
-        if event.is_deleted() || is_finished(job) {
-            this.release_orphans(job);
-        }
-        let old = event.old().map(|old| old.metadata.generation);
-        if old == Some(job.metadata.generation) && !event.is_deleted() {
-            this.queue.add_after(key, BATCH);
-        } else {
-            this.queue.add(key);
-        }
-    });
-    let this = controller.clone();
-    pods.subscribe_raw(move |event| this.pod_event(event));
-    let tasks = controller.context.tasks.clone();
-    tasks.clone().spawn("job", async move {
-        jobs.synced().await;
-        pods.synced().await;
-        let this = controller.clone();
-        spawn_workers(&tasks, &controller.queue, WORKERS, move |key| {
-            let this = this.clone();
-            async move { this.reconcile(&key).await }
-        });
-        let this = controller.clone();
-        spawn_workers(&tasks, &controller.orphans, 1, move |key| {
-            let this = this.clone();
-            async move { this.release_orphan(&key).await }
-        });
-    });
-}
-
 /// What a Job may adopt. Pure.
 fn selector_of(job: &Job) -> Selector {
     let selector = job.spec.as_ref().and_then(|spec| spec.selector.as_ref());
@@ -169,17 +135,42 @@ fn selector_of(job: &Job) -> Selector {
 }
 
 impl Controller {
+    fn new(setup: &Setup<ObjectKey>) -> Option<Self> {
+        let (jobs, pods) = (setup.informer(), setup.informer());
+        owner::index_orphans(&pods);
+        Some(Self {
+            context: setup.context.clone(),
+            selectors: Selectors::of(&jobs, selector_of),
+            jobs: jobs.lister(),
+            briefs: pods.view(),
+            pods: pods.lister(),
+            queue: setup.queue.clone(),
+            orphans: WorkQueue::new("job_orphan_pod"),
+            expectations: Expectations::default(),
+            memory: Mutex::default(),
+        })
+    }
+
+    fn job_event(&self, event: &Event<Job>) {
+        let (key, job) = (event.key(), event.object());
+        if event.is_deleted() || is_finished(job) {
+            self.release_orphans(job);
+        }
+        let old = event.old().map(|old| old.metadata.generation);
+        if old == Some(job.metadata.generation) && !event.is_deleted() {
+            self.queue.add_after(key, BATCH);
+        } else {
+            self.queue.add(key);
+        }
+    }
+
     fn pod_event(&self, event: &RawEvent) {
         let header = &event.entry().header;
         let has_finalizer = header.finalizers.iter().any(|one| one == plan::FINALIZER);
-        let owner_of = |header: &client::Header| {
-            let owner = header.controller().filter(|owner| owner.kind == Job::KIND)?;
-            Some(ObjectKey::new(&header.key.namespace, &owner.name))
-        };
-        let owner = owner_of(header);
+        let owner = owner_key::<Job>(header);
         let deleted = matches!(event, RawEvent::Deleted(_));
         if let RawEvent::Applied { old: Some(old), .. } = event {
-            let was = owner_of(&old.header).filter(|was| Some(was) != owner.as_ref());
+            let was = owner_key::<Job>(&old.header).filter(|was| Some(was) != owner.as_ref());
             if let Some(was) = was {
                 self.seen_released(&was, &header.uid);
                 self.queue.add_after(was, BATCH);
@@ -194,14 +185,7 @@ impl Controller {
             }
             return;
         };
-        match event {
-            RawEvent::Applied { old: None, .. } => self.expectations.created(&owner),
-            RawEvent::Applied { .. } => {}
-            RawEvent::Deleted(_) => self.expectations.deleted(&owner, &header.key),
-        }
-        if header.deleting {
-            self.expectations.deleted(&owner, &header.key);
-        }
+        self.expectations.seen(&owner, event);
         if deleted || !has_finalizer {
             self.seen_released(&owner, &header.uid);
         }
@@ -257,10 +241,7 @@ impl Controller {
                 return Ok(Outcome::Done);
             }
         }
-        match self.release(&pod).await {
-            Err(error) if error.is_not_found() => Ok(Outcome::Done),
-            done => done.map(|()| Outcome::Done),
-        }
+        or_gone(self.release(&pod).await)
     }
 
     /// Removes the tracking finalizer.

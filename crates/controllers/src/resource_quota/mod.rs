@@ -21,7 +21,7 @@ use api::quota::{self, Amounts};
 use client::discovery::Discovered;
 use client::{
     Api, ErrorExt, Event, Kind, Lister, ObjectKey, Outcome, PostParams, RawEvent, Result, View,
-    Whole, WorkQueue, spawn_workers,
+    Whole, WorkQueue,
 };
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
@@ -33,18 +33,51 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use machinery::selector::Selector;
 use tokio::time::Instant;
 
-use crate::context::{Context, Descriptor};
+use crate::context::Context;
+use crate::descriptor::{Descriptor, Row, on, on_metadata};
 use crate::pod;
 use ledger::{Effect, Ledger, Subject};
 
-pub const DESCRIPTOR: Descriptor = Descriptor {
+pub const DESCRIPTOR: &dyn Row = &Descriptor::<Controller> {
     name: "resourcequota-controller",
     account: "resourcequota-controller",
     component: "resourcequota-controller",
-    start,
+    queue: "resourcequota_primary",
+    workers: 5,
+    new: |setup| {
+        Some(Controller {
+            context: setup.context.clone(),
+            quotas: setup.lister(),
+            pods: setup.lister(),
+            services: setup.lister(),
+            claims: setup.lister(),
+            device_claims: setup.lister(),
+            classes: setup.view::<DeviceClass, _>(),
+            queue: setup.queue.clone(),
+            due: Mutex::default(),
+            ledgers: Mutex::default(),
+            counted: Mutex::default(),
+        })
+    },
+    watches: &[
+        &on(|this: &Controller, _, event| this.quota_event(event)),
+        &on(|this: &Controller, _, event| this.pod_event(event)),
+        &on(|this: &Controller, _, event: &Event<Service>| {
+            let part = |scopes: &Scopes| part_of_service(event.object(), scopes);
+            this.changed(event, Subject::Service, part);
+        }),
+        &on(|this: &Controller, _, event: &Event<PersistentVolumeClaim>| {
+            let part = |scopes: &Scopes| part_of_claim(event.object(), scopes);
+            this.changed(event, Subject::Claim, part);
+        }),
+        &on(|this: &Controller, _, event| this.device_claim_event(event)),
+        &on_metadata::<DeviceClass, _, _>(|this: &Controller, _, _| {
+            this.read_device_claims_again();
+        }),
+    ],
+    reconcile: |this, key| Box::pin(async move { this.reconcile(&key).await }),
 };
 
-const WORKERS: usize = 5;
 /// Gives back what objects were charged for that failed to be written.
 const RESYNC: Duration = Duration::from_secs(300);
 
@@ -87,66 +120,6 @@ impl Counter {
     }
 }
 
-fn start(context: Context) {
-    let quotas = context.informers.of::<ResourceQuota>();
-    let pods = context.informers.of::<Pod>();
-    let services = context.informers.of::<Service>();
-    let claims = context.informers.of::<PersistentVolumeClaim>();
-    let device_claims = context.informers.of::<ResourceClaim>();
-    let classes = context.informers.of::<DeviceClass>();
-    let controller = Arc::new(Controller {
-        quotas: quotas.lister(),
-        pods: pods.lister(),
-        services: services.lister(),
-        claims: claims.lister(),
-        device_claims: device_claims.lister(),
-        classes: classes.view(),
-        queue: WorkQueue::new("resourcequota_primary"),
-        due: Mutex::default(),
-        ledgers: Mutex::default(),
-        counted: Mutex::default(),
-        context,
-    });
-    let this = controller.clone();
-    quotas.subscribe(move |event| {
-        let hard = |quota: &ResourceQuota| quota.spec.as_ref().and_then(|spec| spec.hard.clone());
-        let same = event.old().is_some_and(|old| hard(&old) == hard(event.object()));
-        if event.is_deleted() || !same {
-            this.recount(event.key());
-        }
-    });
-    let this = controller.clone();
-    pods.subscribe(move |event| this.pod_event(event));
-    let this = controller.clone();
-    services.subscribe(move |event| {
-        let part = |scopes: &Scopes| part_of_service(event.object(), scopes);
-        this.changed(event, Subject::Service, part);
-    });
-    let this = controller.clone();
-    claims.subscribe(move |event| {
-        let part = |scopes: &Scopes| part_of_claim(event.object(), scopes);
-        this.changed(event, Subject::Claim, part);
-    });
-    let this = controller.clone();
-    device_claims.subscribe(move |event| this.device_claim_event(event));
-    let this = controller.clone();
-    classes.subscribe_raw(move |_| this.read_device_claims_again());
-    let tasks = controller.context.tasks.clone();
-    tasks.clone().spawn("resourcequota", async move {
-        quotas.synced().await;
-        pods.synced().await;
-        services.synced().await;
-        claims.synced().await;
-        device_claims.synced().await;
-        classes.synced().await;
-        let queue = controller.queue.clone();
-        spawn_workers(&tasks, &queue, WORKERS, move |key| {
-            let this = controller.clone();
-            async move { this.reconcile(&key).await }
-        });
-    });
-}
-
 type Scopes = [ScopedResourceSelectorRequirement];
 /// What an object uses.
 type Part = (Subject, Amounts);
@@ -177,6 +150,14 @@ fn end_of(pod: &Pod) -> Option<i64> {
 }
 
 impl Controller {
+    fn quota_event(&self, event: &Event<ResourceQuota>) {
+        let hard = |quota: &ResourceQuota| quota.spec.as_ref().and_then(|spec| spec.hard.clone());
+        let same = event.old().is_some_and(|old| hard(&old) == hard(event.object()));
+        if event.is_deleted() || !same {
+            self.recount(event.key());
+        }
+    }
+
     /// The quotas of a namespace.
     fn quotas_of(&self, namespace: Option<&str>) -> Vec<ObjectKey> {
         let all = self.quotas.entries(namespace, &Selector::everything());

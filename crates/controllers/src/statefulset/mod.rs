@@ -4,7 +4,8 @@
 //! Upstream: `pkg/controller/statefulset`. [`plan`] decides; this file carries out in order and
 //! stops at the first error.
 //!
-//! Cost: a change of a pod or claim decodes the set, its revisions, its pods and their claims; none of others.
+//! Cost: a change of a pod or claim decodes the set, its revisions, its claims and, of a
+//! pod, only one whose identity must be mended. The rest of its pods is known from a view.
 
 mod claims;
 mod plan;
@@ -16,80 +17,77 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use client::{
-    Api, DeleteParams, ErrorExt, EventType, Lister, ObjectKey, Outcome, PostParams, RawEvent,
-    Result, Selectors, WorkQueue, spawn_workers,
+    Api, DeleteParams, ErrorExt, EventType, Header, Lister, ObjectKey, Outcome, PostParams,
+    Projection, RawEvent, Result, Selectors, View,
 };
 use k8s_openapi::Resource;
 use k8s_openapi::api::apps::v1::{ControllerRevision, StatefulSet, StatefulSetStatus};
-use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, PodSpec, PodStatus};
 use machinery::selector::Selector;
 
-use crate::context::{Context, Descriptor};
+use crate::context::Context;
+use crate::descriptor::{Descriptor, Row, Setup, on_metadata, own, owned_by};
 use crate::owner::{self, Claim};
 use plan::{Action, Observed};
 use revision::{Change, Revision};
 
-pub const DESCRIPTOR: Descriptor = Descriptor {
+pub const DESCRIPTOR: &dyn Row = &Descriptor::<Controller> {
     name: "statefulset-controller",
     account: "statefulset-controller",
     component: "statefulset-controller",
-    start,
+    queue: "statefulset",
+    workers: 5,
+    new: Controller::new,
+    watches: &[
+        &own::<StatefulSet>(),
+        &owned_by::<Pod, StatefulSet, _>().adopted(|this: &Controller| &this.selectors),
+        // A claim that goes holds up the pod that needs another of its name.
+        &on_metadata::<PersistentVolumeClaim, _, _>(|this: &Controller, queue, event| {
+            if let RawEvent::Deleted(claim) = event {
+                let (labels, namespace) = (&claim.header.labels, &claim.header.key.namespace);
+                let found = this.selectors.matching(namespace, &[labels]);
+                found.into_iter().for_each(|key| queue.add(key));
+            }
+        }),
+    ],
+    reconcile: |this, key| Box::pin(async move { this.reconcile(&key).await }),
 };
 
-const WORKERS: usize = 5;
 /// Claims by the sets that they may belong to.
 const BY_SET: &str = "stateful set";
+
+/// The fields of a pod that its set looks at.
+struct Brief(Arc<Pod>);
+
+impl Projection<Pod> for Brief {
+    fn of(pod: &Pod) -> Self {
+        let spec = pod
+            .spec
+            .as_ref()
+            .map(|spec| PodSpec { volumes: spec.volumes.clone(), ..PodSpec::default() });
+        let status = pod.status.as_ref().map(|status| PodStatus {
+            phase: status.phase.clone(),
+            conditions: status.conditions.clone(),
+            ..PodStatus::default()
+        });
+        Self(Arc::new(Pod { metadata: pod.metadata.clone(), spec, status }))
+    }
+
+    /// A pod without a controller may be adopted.
+    fn concerns(pod: &Pod) -> bool {
+        let owner = owner::controller(&pod.metadata);
+        owner.is_none_or(|owner| owner.kind == StatefulSet::KIND)
+    }
+}
 
 struct Controller {
     context: Context,
     sets: Lister<StatefulSet>,
     selectors: Selectors,
     pods: Lister<Pod>,
+    briefs: View<Brief>,
     revisions: Lister<ControllerRevision>,
     claims: Lister<PersistentVolumeClaim>,
-    queue: WorkQueue<ObjectKey>,
-}
-
-fn start(context: Context) {
-    let sets = context.informers.of::<StatefulSet>();
-    let pods = context.informers.of::<Pod>();
-    let revisions = context.informers.of::<ControllerRevision>();
-    let claims = context.informers.of::<PersistentVolumeClaim>();
-    owner::index_orphans(&pods);
-    owner::index_orphans(&revisions);
-    claims.index_headers(BY_SET, sets_of);
-    let controller = Arc::new(Controller {
-        sets: sets.lister(),
-        selectors: Selectors::of(&sets, selector_of),
-        pods: pods.lister(),
-        revisions: revisions.lister(),
-        claims: claims.lister(),
-        queue: WorkQueue::new("statefulset"),
-        context,
-    });
-    let this = controller.clone();
-    sets.subscribe_raw(move |event| this.queue.add(event.entry().header.key.clone()));
-    let this = controller.clone();
-    pods.subscribe_raw(move |event| this.pod_event(event));
-    // A claim that goes holds up the pod that needs another of its name.
-    let this = controller.clone();
-    claims.subscribe_raw(move |event| {
-        if matches!(event, RawEvent::Deleted(_)) {
-            this.wake(&event.entry().header);
-        }
-    });
-    let tasks = controller.context.tasks.clone();
-    tasks.clone().spawn("statefulset", async move {
-        sets.synced().await;
-        pods.synced().await;
-        revisions.synced().await;
-        claims.synced().await;
-        let queue = controller.queue.clone();
-        spawn_workers(&tasks, &queue, WORKERS, move |key| {
-            let this = controller.clone();
-            async move { this.reconcile(&key).await }
-        });
-    });
 }
 
 /// The sets that a claim may belong to, by its name: `TEMPLATE-SET-ORDINAL`, where both names may have dashes
@@ -111,29 +109,21 @@ fn selector_of(set: &StatefulSet) -> Selector {
 }
 
 impl Controller {
-    fn pod_event(&self, event: &RawEvent) {
-        let header = &event.entry().header;
-        let owner_of = |header: &client::Header| {
-            let owner = header.controller().filter(|owner| owner.kind == StatefulSet::KIND)?;
-            Some(ObjectKey::new(&header.key.namespace, &owner.name))
-        };
-        let owner = owner_of(header);
-        if let RawEvent::Applied { old: Some(old), .. } = event {
-            let was = owner_of(&old.header).filter(|was| Some(was) != owner.as_ref());
-            was.into_iter().for_each(|was| self.queue.add(was));
-        }
-        match owner {
-            Some(owner) => self.queue.add(owner),
-            None if header.controller().is_none() && !header.deleting => self.wake(header),
-            None => {}
-        }
-    }
-
-    /// The sets that select this object.
-    fn wake(&self, header: &client::Header) {
-        for key in self.selectors.matching(&header.key.namespace, &[&header.labels]) {
-            self.queue.add(key);
-        }
+    fn new(setup: &Setup<ObjectKey>) -> Option<Self> {
+        let (sets, pods, revisions) = (setup.informer(), setup.informer(), setup.informer());
+        let claims = setup.informer::<PersistentVolumeClaim>();
+        owner::index_orphans(&pods);
+        owner::index_orphans(&revisions);
+        claims.index_headers(BY_SET, sets_of);
+        Some(Self {
+            context: setup.context.clone(),
+            selectors: Selectors::of(&sets, selector_of),
+            sets: sets.lister(),
+            briefs: pods.view(),
+            pods: pods.lister(),
+            revisions: revisions.lister(),
+            claims: claims.lister(),
+        })
     }
 
     async fn reconcile(&self, key: &ObjectKey) -> Result<Outcome> {
@@ -252,35 +242,16 @@ impl Controller {
     }
 
     async fn claim(&self, set: &StatefulSet, selector: &Selector) -> Result<Vec<Arc<Pod>>> {
-        let namespace = set.metadata.namespace.as_deref().unwrap_or_default();
-        let uid = set.metadata.uid.as_deref().unwrap_or_default();
-        let api: Api<Pod> = self.context.client.api(Some(namespace));
-        let mut pods = vec![];
-        for entry in owner::claimable(&self.pods, &set.metadata) {
-            let header = &entry.header;
-            if !plan::is_member(set, &header.key.name) {
-                continue;
-            }
-            match owner::claim(&set.metadata, selector, header) {
-                Claim::Keep => {}
-                Claim::Ignore if header.controller().is_some_and(|owner| owner.uid == uid) => {}
-                Claim::Ignore => continue,
-                Claim::Release => {
-                    owner::release(&api, &header.key.name, &header.uid, uid).await?;
-                    continue;
-                }
-                Claim::Adopt => {
-                    let sets: Api<StatefulSet> = self.context.client.api(Some(namespace));
-                    if !owner::may_adopt(&sets, &set.metadata).await? {
-                        continue;
-                    }
-                    owner::adopt(&api, &header.key.name, &header.uid, &owner::reference(set))
-                        .await?;
-                }
-            }
-            pods.extend(self.pods.get_key(&header.key));
-        }
-        Ok(pods)
+        let (client, meta) = (&self.context.client, &set.metadata);
+        let is_member = |header: &Header, _| plan::is_member(set, &header.key.name);
+        let mine =
+            owner::claim_all::<_, StatefulSet>(client, &self.pods, meta, selector, is_member);
+        let pods = mine.await?.into_iter().filter_map(|entry| {
+            let brief = self.briefs.get(&entry.header.key)?;
+            let uid = brief.0.metadata.uid.as_deref();
+            (uid == Some(&*entry.header.uid)).then(|| brief.0.clone())
+        });
+        Ok(pods.collect())
     }
 
     fn claims_of(&self, key: &ObjectKey) -> BTreeMap<String, Arc<PersistentVolumeClaim>> {
@@ -317,6 +288,11 @@ impl Controller {
                     self.told(set, "Delete", &pod, gone)?;
                 }
                 Action::Update(pod) => {
+                    // The view has a part of the pod, and a write needs all of it.
+                    let whole = self.pods.get_key(&ObjectKey::of(&pod.metadata));
+                    let Some(pod) = whole.and_then(|whole| plan::mended(set, &whole)) else {
+                        continue;
+                    };
                     let name = pod.metadata.name.as_deref().unwrap_or_default();
                     let done = pods.replace(name, &PostParams::default(), &pod).await;
                     self.told(set, "Update", &pod, done.map(drop))?;

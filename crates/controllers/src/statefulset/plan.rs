@@ -50,7 +50,8 @@ pub enum Action {
         pod: Arc<Pod>,
     },
     Delete(Arc<Pod>),
-    Update(Box<Pod>),
+    /// The name, the index or the volumes of a pod are not those of its place in the set; see [`mended`].
+    Update(Arc<Pod>),
     /// New owners.
     Own(Box<PersistentVolumeClaim>),
     /// A claim with this name is going: nothing can be done until it is gone.
@@ -312,27 +313,9 @@ impl Pass<'_> {
         }
     }
 
-    fn mend_identity(&mut self, pod: &Pod) {
-        let mut mended = pod.clone();
-        identify(&mut mended);
-        let volumes = mended.spec.as_ref().and_then(|spec| spec.volumes.clone());
-        let named = |volume: &str, claim: Option<&String>| {
-            volumes.iter().flatten().any(|one| {
-                let source = one.persistent_volume_claim.as_ref();
-                one.name == volume && source.map(|source| &source.claim_name) == claim
-            })
-        };
-        let ordinal = ordinal_of(pod).unwrap_or_default();
-        let all = claims::of_pod(self.observed.set, ordinal);
-        if !all.iter().all(|(volume, claim)| named(volume, claim.metadata.name.as_ref())) {
-            mount(self.observed.set, &mut mended);
-        }
-        // Labels of older versions lack the index; only names and volumes are worth a write.
-        let label = |pod: &Pod| {
-            pod.metadata.labels.as_ref().and_then(|labels| labels.get(POD_NAME).cloned())
-        };
-        if label(&mended) != label(pod) || mended.spec != pod.spec {
-            self.actions.push(Action::Update(Box::new(mended)));
+    fn mend_identity(&mut self, pod: &Arc<Pod>) {
+        if mended(self.observed.set, pod).is_some() {
+            self.actions.push(Action::Update(pod.clone()));
         }
     }
 
@@ -427,6 +410,28 @@ fn make_pod(set: &StatefulSet, revision: &Revision, ordinal: i32) -> Pod {
     spec.subdomain = service.filter(|name| !name.is_empty());
     mount(set, &mut pod);
     pod
+}
+
+/// The pod with the name, the index and the volumes of its place in the set; `None` if it has them.
+pub fn mended(set: &StatefulSet, pod: &Pod) -> Option<Pod> {
+    let mut mended = pod.clone();
+    identify(&mut mended);
+    let volumes = mended.spec.as_ref().and_then(|spec| spec.volumes.clone());
+    let named = |volume: &str, claim: Option<&String>| {
+        volumes.iter().flatten().any(|one| {
+            let source = one.persistent_volume_claim.as_ref();
+            one.name == volume && source.map(|source| &source.claim_name) == claim
+        })
+    };
+    let ordinal = ordinal_of(pod).unwrap_or_default();
+    let all = claims::of_pod(set, ordinal);
+    if !all.iter().all(|(volume, claim)| named(volume, claim.metadata.name.as_ref())) {
+        mount(set, &mut mended);
+    }
+    // Labels of older versions lack the index; only names and volumes are worth a write.
+    let label =
+        |pod: &Pod| pod.metadata.labels.as_ref().and_then(|labels| labels.get(POD_NAME).cloned());
+    (label(&mended) != label(pod) || mended.spec != pod.spec).then_some(mended)
 }
 
 fn identify(pod: &mut Pod) {

@@ -17,8 +17,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use client::{
-    Api, DeleteParams, ErrorExt, Lister, ObjectKey, Outcome, Patch, PatchParams, PostParams,
-    Result, WorkQueue, spawn_workers,
+    Api, DeleteParams, ErrorExt, Event, Lister, ObjectKey, Outcome, Patch, PatchParams, PostParams,
+    Result, WorkQueue,
 };
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
@@ -32,17 +32,37 @@ use serde_json::json;
 use sha2::{Digest, Sha256};
 
 use super::protection::{BY_CLAIM, claims_of, index_claims};
-use crate::context::{Context, Descriptor};
+use crate::context::Context;
+use crate::descriptor::{Descriptor, Row, Setup, on};
 use crate::pod;
 
-pub const DESCRIPTOR: Descriptor = Descriptor {
+pub const DESCRIPTOR: &dyn Row = &Descriptor::<Controller, Arc<str>> {
     name: "persistentvolume-attach-detach-controller",
     account: "attachdetach-controller",
     component: "attachdetach-controller",
-    start,
+    queue: "attachdetach",
+    workers: 4,
+    new: Controller::new,
+    watches: &[
+        &on(|this: &Controller, _, event: &Event<Pod>| this.wake(event.object())),
+        &on(|_: &Controller, queue, event: &Event<VolumeAttachment>| {
+            queue.add(event.object().spec.node_name.as_str().into());
+        }),
+        &on(|_: &Controller, queue, event: &Event<Node>| {
+            let used =
+                |node: &Node| node.status.as_ref().and_then(|one| one.volumes_in_use.clone());
+            // Heartbeats say nothing about volumes.
+            if event.old().is_none_or(|old| used(&old) != used(event.object())) {
+                queue.add(event.key().name);
+            }
+        }),
+        &on(|this: &Controller, _, event: &Event<PersistentVolumeClaim>| {
+            this.wake_users(&event.key());
+        }),
+    ],
+    reconcile: |this, key| Box::pin(async move { this.reconcile(&key).await }),
 };
 
-const WORKERS: usize = 4;
 const BY_NODE: &str = "node";
 /// After this a volume is taken from a node that does not answer.
 /// Upstream: `ReconcilerMaxWaitForUnmountDuration`.
@@ -59,58 +79,6 @@ struct Controller {
     attachments: Lister<VolumeAttachment>,
     /// Names of nodes.
     queue: WorkQueue<Arc<str>>,
-}
-
-fn start(context: Context) {
-    let informers = &context.informers;
-    let (pods, nodes) = (informers.of::<Pod>(), informers.of::<Node>());
-    let claims = informers.of::<PersistentVolumeClaim>();
-    let volumes = informers.of::<PersistentVolume>();
-    let drivers = informers.of::<CSIDriver>();
-    let attachments = informers.of::<VolumeAttachment>();
-    pods.index(BY_NODE, |pod| vec![pod::node_name(pod).to_owned()]);
-    index_claims(&pods);
-    attachments.index(BY_NODE, |one| vec![one.spec.node_name.clone()]);
-    let controller = Arc::new(Controller {
-        pods: pods.lister(),
-        nodes: nodes.lister(),
-        claims: claims.lister(),
-        volumes: volumes.lister(),
-        drivers: drivers.lister(),
-        attachments: attachments.lister(),
-        queue: WorkQueue::new("attachdetach"),
-        context: context.clone(),
-    });
-    let this = controller.clone();
-    pods.subscribe(move |event| this.wake(event.object()));
-    let this = controller.clone();
-    attachments.subscribe(move |event| {
-        this.queue.add(event.object().spec.node_name.as_str().into());
-    });
-    let this = controller.clone();
-    nodes.subscribe(move |event| {
-        let used = |node: &Node| node.status.as_ref().and_then(|one| one.volumes_in_use.clone());
-        // Heartbeats say nothing about volumes.
-        if event.old().is_none_or(|old| used(&old) != used(event.object())) {
-            this.queue.add(event.key().name);
-        }
-    });
-    let this = controller.clone();
-    claims.subscribe(move |event| this.wake_users(&event.key()));
-    let tasks = context.tasks.clone();
-    tasks.clone().spawn("attach and detach", async move {
-        pods.synced().await;
-        nodes.synced().await;
-        claims.synced().await;
-        volumes.synced().await;
-        drivers.synced().await;
-        attachments.synced().await;
-        let this = controller.clone();
-        spawn_workers(&tasks, &controller.queue, WORKERS, move |node: Arc<str>| {
-            let this = this.clone();
-            async move { this.reconcile(&node).await }
-        });
-    });
 }
 
 /// A volume that a driver attaches.
@@ -227,6 +195,23 @@ fn plan(observed: &Observed<'_>) -> Plan {
 }
 
 impl Controller {
+    fn new(setup: &Setup<Arc<str>>) -> Option<Self> {
+        let (pods, attachments) = (setup.informer::<Pod>(), setup.informer::<VolumeAttachment>());
+        pods.index(BY_NODE, |pod| vec![pod::node_name(pod).to_owned()]);
+        index_claims(&pods);
+        attachments.index(BY_NODE, |one| vec![one.spec.node_name.clone()]);
+        Some(Self {
+            context: setup.context.clone(),
+            pods: pods.lister(),
+            nodes: setup.lister(),
+            claims: setup.lister(),
+            volumes: setup.lister(),
+            drivers: setup.lister(),
+            attachments: attachments.lister(),
+            queue: setup.queue.clone(),
+        })
+    }
+
     fn wake(&self, one: &Pod) {
         let node = pod::node_name(one);
         if !node.is_empty() && !claims_of(one).is_empty() {

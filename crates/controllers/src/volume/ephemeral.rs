@@ -2,45 +2,39 @@
 //!
 //! In: pods. Out: claims. Upstream: `pkg/controller/volume/ephemeral`.
 
-use client::{
-    Api, ErrorExt, EventType, ObjectKey, Outcome, PostParams, Result, WorkQueue, spawn_workers,
-};
+use client::{Api, ErrorExt, Event, EventType, Lister, ObjectKey, Outcome, PostParams, Result};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use machinery::ObjectMeta;
 
-use crate::context::{Context, Descriptor};
+use crate::context::Context;
+use crate::descriptor::{Descriptor, Row, on};
 use crate::{owner, pod};
 
-pub const DESCRIPTOR: Descriptor = Descriptor {
+pub const DESCRIPTOR: &dyn Row = &Descriptor::<Controller> {
     name: "ephemeral-volume-controller",
     account: "ephemeral-volume-controller",
     component: "ephemeral_volume",
-    start,
+    queue: "ephemeral_volume",
+    workers: 1,
+    new: |setup| Some(Controller { context: setup.context.clone(), pods: setup.lister() }),
+    watches: &[&on(|_: &Controller, queue, event: &Event<Pod>| {
+        if event.is_added() && !claims(event.object()).is_empty() {
+            queue.add(event.key());
+        }
+    })],
+    reconcile: |this, key| {
+        Box::pin(async move {
+            match this.pods.get_key(&key).filter(|pod| !pod::is_deleting(pod)) {
+                Some(pod) => reconcile(&this.context, &key, &pod).await,
+                None => Ok(Outcome::Done),
+            }
+        })
+    },
 };
 
-fn start(context: Context) {
-    let pods = context.informers.of::<Pod>();
-    let queue: WorkQueue<ObjectKey> = WorkQueue::new("ephemeral_volume");
-    let adds = queue.clone();
-    pods.subscribe(move |event| {
-        if event.is_added() && !claims(event.object()).is_empty() {
-            adds.add(event.key());
-        }
-    });
-    let (tasks, known) = (context.tasks.clone(), pods.lister());
-    tasks.clone().spawn("ephemeral-volume", async move {
-        pods.synced().await;
-        spawn_workers(&tasks, &queue, 1, move |key: ObjectKey| {
-            let pod = known.get_key(&key).filter(|pod| !pod::is_deleting(pod));
-            let context = context.clone();
-            async move {
-                match pod {
-                    Some(pod) => reconcile(&context, &key, &pod).await,
-                    None => Ok(Outcome::Done),
-                }
-            }
-        });
-    });
+struct Controller {
+    context: Context,
+    pods: Lister<Pod>,
 }
 
 async fn reconcile(context: &Context, key: &ObjectKey, pod: &Pod) -> Result<Outcome> {

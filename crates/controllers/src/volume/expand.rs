@@ -5,46 +5,47 @@
 
 use std::sync::Arc;
 
-use client::{Api, Lister, ObjectKey, Outcome, PostParams, Result, WorkQueue, spawn_workers};
+use client::{Api, Lister, ObjectKey, Outcome, PostParams, Result};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use machinery::quantity::Amount;
 
 use super::local_path;
 use super::plan::PROVISIONED_BY;
-use crate::context::{Context, Descriptor};
+use crate::context::Context;
+use crate::descriptor::{Descriptor, Row, own};
 
-pub const DESCRIPTOR: Descriptor = Descriptor {
+pub const DESCRIPTOR: &dyn Row = &Descriptor::<Controller> {
     name: "persistentvolume-expander-controller",
     account: "expand-controller",
     component: "volume_expand",
-    start,
+    queue: "volume_expand",
+    workers: 1,
+    new: |setup| {
+        Some(Controller {
+            context: setup.context.clone(),
+            claims: setup.lister(),
+            volumes: setup.lister(),
+        })
+    },
+    watches: &[&own::<PersistentVolumeClaim>()],
+    reconcile: |this, key| {
+        Box::pin(async move {
+            let claim = this.claims.get_key(&key);
+            let name = claim.as_ref().and_then(|claim| claim.spec.as_ref()?.volume_name.clone());
+            let volume = name.and_then(|name| this.volumes.get("", &name));
+            match (claim, volume) {
+                (Some(claim), Some(volume)) => grow(&this.context, &key, &claim, &volume).await,
+                _ => Ok(Outcome::Done),
+            }
+        })
+    },
 };
 
-fn start(context: Context) {
-    let claims = context.informers.of::<PersistentVolumeClaim>();
-    let volumes = context.informers.of::<PersistentVolume>();
-    let queue: WorkQueue<ObjectKey> = WorkQueue::new("volume_expand");
-    let adds = queue.clone();
-    claims.subscribe_raw(move |event| adds.add(event.entry().header.key.clone()));
-    let (tasks, known) = (context.tasks.clone(), claims.lister());
-    tasks.clone().spawn("volume-expand", async move {
-        claims.synced().await;
-        volumes.synced().await;
-        let volumes: Lister<PersistentVolume> = volumes.lister();
-        spawn_workers(&tasks, &queue, 1, move |key: ObjectKey| {
-            let claim = known.get_key(&key);
-            let name = claim.as_ref().and_then(|claim| claim.spec.as_ref()?.volume_name.clone());
-            let volume = name.and_then(|name| volumes.get("", &name));
-            let context = context.clone();
-            async move {
-                match (claim, volume) {
-                    (Some(claim), Some(volume)) => grow(&context, &key, &claim, &volume).await,
-                    _ => Ok(Outcome::Done),
-                }
-            }
-        });
-    });
+struct Controller {
+    context: Context,
+    claims: Lister<PersistentVolumeClaim>,
+    volumes: Lister<PersistentVolume>,
 }
 
 async fn grow(

@@ -7,20 +7,20 @@
 //! those reserved for it, by their shapes, and decodes the one that it gets. A volume that becomes free, and a
 //! class that changes, wake the claims that wait for that class.
 
-mod attach;
-mod ephemeral;
-mod expand;
+pub mod attach;
+pub mod ephemeral;
+pub mod expand;
 mod local_path;
 mod plan;
-mod protection;
+pub mod protection;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
 use api::volumes as matching;
 use client::{
-    Api, ErrorExt, EventType, Lister, ObjectKey, Outcome, PostParams, Projection, Result, View,
-    Whole, WorkQueue, spawn_workers,
+    Api, ErrorExt, Event, EventType, Lister, ObjectKey, Outcome, PostParams, Projection, Result,
+    View, Whole, WorkQueue,
 };
 use k8s_openapi::api::core::v1::{
     ObjectReference, PersistentVolume, PersistentVolumeClaim, PersistentVolumeSpec,
@@ -28,25 +28,38 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::api::storage::v1::StorageClass;
 use machinery::{ObjectMeta, Time};
 
-use crate::context::{Context, Descriptor};
-pub use attach::DESCRIPTOR as ATTACH;
-pub use ephemeral::DESCRIPTOR as EPHEMERAL;
-pub use expand::DESCRIPTOR as EXPAND;
+use crate::context::Context;
+use crate::descriptor::{Descriptor, Row, Setup, on, on_metadata};
 use local_path::LocalPath;
 use plan::{Fate, Observed, Step};
-pub use protection::{
-    CLAIMS as CLAIM_PROTECTION, CLASSES as CLASS_PROTECTION, VOLUMES as VOLUME_PROTECTION,
-};
 
-pub const DESCRIPTOR: Descriptor = Descriptor {
+pub const DESCRIPTOR: &dyn Row = &Descriptor::<Controller, Work> {
     name: "persistentvolume-binder-controller",
     account: "persistent-volume-binder",
     component: "persistentvolume-controller",
-    start,
+    queue: "volumes",
+    workers: 1,
+    new: Controller::new,
+    watches: &[
+        &on(|this: &Controller, _, event| this.claim_event(event)),
+        &on(|this: &Controller, _, event| this.volume_event(event)),
+        &on_metadata::<StorageClass, _, _>(|this: &Controller, _, event| {
+            this.wake_pending(&event.entry().header.key.name);
+            // It may be the default, or have been.
+            this.wake_pending("");
+        }),
+    ],
+    reconcile: |this, work| {
+        Box::pin(async move {
+            match work {
+                Work::Claim(key) => this.claim(&key).await,
+                Work::Volume(key) => this.volume(&key).await,
+            }
+        })
+    },
 };
 
 /// One: two claims must not take one volume. A binding is a few writes.
-const WORKERS: usize = 1;
 /// Volumes by where claims find them; see [`place_of`].
 const BY_PLACE: &str = "place";
 /// Claims by the volume that they name.
@@ -160,73 +173,50 @@ impl Pending {
     }
 }
 
-fn start(context: Context) {
-    let claims = context.informers.of::<PersistentVolumeClaim>();
-    let volumes = context.informers.of::<PersistentVolume>();
-    let classes = context.informers.of::<StorageClass>();
-    volumes.index(BY_PLACE, place_of);
-    claims.index(BY_VOLUME, |claim| {
-        let volume = claim.spec.as_ref().and_then(|spec| spec.volume_name.clone());
-        volume.filter(|name| !name.is_empty()).into_iter().collect()
-    });
-    let controller = Arc::new(Controller {
-        claims: claims.lister(),
-        volumes: volumes.lister(),
-        shapes: volumes.view(),
-        classes: classes.view(),
-        pending: Pending::default(),
-        local_path: LocalPath::new(&context.options),
-        queue: WorkQueue::new("volumes"),
-        context,
-    });
-    let this = controller.clone();
-    claims.subscribe(move |event| {
+impl Controller {
+    fn new(setup: &Setup<Work>) -> Option<Self> {
+        let claims = setup.informer::<PersistentVolumeClaim>();
+        let volumes = setup.informer();
+        volumes.index(BY_PLACE, place_of);
+        claims.index(BY_VOLUME, |claim| {
+            let volume = claim.spec.as_ref().and_then(|spec| spec.volume_name.clone());
+            volume.filter(|name| !name.is_empty()).into_iter().collect()
+        });
+        Some(Self {
+            context: setup.context.clone(),
+            claims: claims.lister(),
+            shapes: volumes.view(),
+            volumes: volumes.lister(),
+            classes: setup.view::<StorageClass, _>(),
+            pending: Pending::default(),
+            local_path: LocalPath::new(&setup.options),
+            queue: setup.queue.clone(),
+        })
+    }
+
+    fn claim_event(&self, event: &Event<PersistentVolumeClaim>) {
         let claim = (!event.is_deleted()).then(|| &**event.object());
-        this.pending.hear(&event.key(), claim);
-        this.queue.add(Work::Claim(event.key()));
+        self.pending.hear(&event.key(), claim);
+        self.queue.add(Work::Claim(event.key()));
         let spec = event.object().spec.as_ref();
         let volume = spec.and_then(|spec| spec.volume_name.as_deref());
         if let Some(name) = volume.filter(|name| !name.is_empty()) {
-            this.queue.add(Work::Volume(ObjectKey::new("", name)));
+            self.queue.add(Work::Volume(ObjectKey::new("", name)));
         }
-    });
-    let this = controller.clone();
-    volumes.subscribe(move |event| {
-        this.queue.add(Work::Volume(event.key()));
+    }
+
+    fn volume_event(&self, event: &Event<PersistentVolume>) {
+        self.queue.add(Work::Volume(event.key()));
         let spec = event.object().spec.as_ref();
-        for claim in this.claims.entries_by_index(BY_VOLUME, &event.key().name) {
-            this.queue.add(Work::Claim(claim.header.key.clone()));
+        for claim in self.claims.entries_by_index(BY_VOLUME, &event.key().name) {
+            self.queue.add(Work::Claim(claim.header.key.clone()));
         }
         match spec.and_then(|spec| spec.claim_ref.as_ref()) {
-            Some(reference) => this.queue.add(Work::Claim(claim_of(reference))),
-            None => this.wake_pending(matching::class_of_volume(event.object())),
+            Some(reference) => self.queue.add(Work::Claim(claim_of(reference))),
+            None => self.wake_pending(matching::class_of_volume(event.object())),
         }
-    });
-    let this = controller.clone();
-    classes.subscribe_raw(move |event| {
-        this.wake_pending(&event.entry().header.key.name);
-        // It may be the default, or have been.
-        this.wake_pending("");
-    });
-    let tasks = controller.context.tasks.clone();
-    tasks.clone().spawn("volumes", async move {
-        claims.synced().await;
-        volumes.synced().await;
-        classes.synced().await;
-        let queue = controller.queue.clone();
-        spawn_workers(&tasks, &queue, WORKERS, move |work| {
-            let this = controller.clone();
-            async move {
-                match work {
-                    Work::Claim(key) => this.claim(&key).await,
-                    Work::Volume(key) => this.volume(&key).await,
-                }
-            }
-        });
-    });
-}
+    }
 
-impl Controller {
     /// Claims that wait for a volume of this class.
     fn wake_pending(&self, class: &str) {
         for claim in self.pending.of(class) {

@@ -11,35 +11,66 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use client::{
-    Api, ErrorExt, Informer, Kind, Lister, ObjectKey, Outcome, PostParams, Result, WorkQueue,
-    spawn_workers,
+    Api, Client, Event, Informer, Kind, Lister, ObjectKey, Outcome, PostParams, Result, WorkQueue,
 };
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::VolumeAttributesClass;
 use machinery::ObjectMeta;
 
-use crate::context::{Context, Descriptor};
+use crate::descriptor::{Descriptor, Row, Setup, on, on_metadata, or_gone, own};
 use crate::pod;
 
-pub const CLAIMS: Descriptor = Descriptor {
+pub const CLAIMS: &dyn Row = &Descriptor::<Claims> {
     name: "persistentvolumeclaim-protection-controller",
     account: "pvc-protection-controller",
     component: "pvc-protection-controller",
-    start: start_claims,
+    queue: "pvcprotection",
+    workers: 1,
+    new: |setup| {
+        let pods = setup.informer();
+        index_claims(&pods);
+        let client = setup.client.clone();
+        Some(Claims { client, claims: setup.lister(), pods: pods.lister() })
+    },
+    watches: &[
+        &own::<PersistentVolumeClaim>(),
+        &on(|_: &Claims, queue, event: &Event<Pod>| {
+            let pod = event.object();
+            if event.is_deleted() || pod::is_finished(pod) {
+                for name in claims_of(pod) {
+                    queue.add(ObjectKey::new(&event.key().namespace, &name));
+                }
+            }
+        }),
+    ],
+    reconcile: |this, key| Box::pin(async move { this.reconcile(&key).await }),
 };
 
-pub const VOLUMES: Descriptor = Descriptor {
+pub const VOLUMES: &dyn Row = &Descriptor::<Volumes> {
     name: "persistentvolume-protection-controller",
     account: "pv-protection-controller",
     component: "pv-protection-controller",
-    start: start_volumes,
+    queue: "pvprotection",
+    workers: 1,
+    new: |setup| Some(Volumes { client: setup.client.clone(), volumes: setup.lister() }),
+    watches: &[&own::<PersistentVolume>()],
+    reconcile: |this, key| Box::pin(async move { this.reconcile(&key).await }),
 };
 
-pub const CLASSES: Descriptor = Descriptor {
+pub const CLASSES: &dyn Row = &Descriptor::<Classes> {
     name: "volumeattributesclass-protection-controller",
     account: "volumeattributesclass-protection-controller",
     component: "vac-protection-controller",
-    start: start_classes,
+    queue: "vacprotection",
+    workers: 1,
+    new: Classes::new,
+    watches: &[
+        &own::<VolumeAttributesClass>(),
+        // A claim or volume that changes may have let a class go that waits for that.
+        &on_metadata::<PersistentVolumeClaim, _, _>(|this: &Classes, queue, _| this.wake(queue)),
+        &on_metadata::<PersistentVolume, _, _>(|this: &Classes, queue, _| this.wake(queue)),
+    ],
+    reconcile: |this, key| Box::pin(async move { this.reconcile(&key).await }),
 };
 
 /// Pods by the claims that they mount.
@@ -52,107 +83,80 @@ const CLASS: &str = "kubernetes.io/vac-protection";
 /// Classes that have a deletion timestamp.
 const GOING: &str = "going";
 
-fn start_claims(context: Context) {
-    let claims = context.informers.of::<PersistentVolumeClaim>();
-    let pods = context.informers.of::<Pod>();
-    index_claims(&pods);
-    let queue: WorkQueue<ObjectKey> = WorkQueue::new("pvcprotection");
-    let adds = queue.clone();
-    claims.subscribe_raw(move |event| adds.add(event.entry().header.key.clone()));
-    let adds = queue.clone();
-    pods.subscribe(move |event| {
-        let pod = event.object();
-        if event.is_deleted() || pod::is_finished(pod) {
-            for name in claims_of(pod) {
-                adds.add(ObjectKey::new(&event.key().namespace, &name));
-            }
-        }
-    });
-    let (tasks, known) = (context.tasks.clone(), claims.lister());
-    tasks.clone().spawn("pvc-protection", async move {
-        claims.synced().await;
-        pods.synced().await;
-        let pods: Lister<Pod> = pods.lister();
-        spawn_workers(&tasks, &queue, 1, move |key: ObjectKey| {
-            let claim = known.get_key(&key);
-            let client = context.client.clone();
-            let pods = pods.clone();
-            async move {
-                let Some(claim) = claim else { return Ok(Outcome::Done) };
-                let in_use = || {
-                    let mounting = pods.by_index(BY_CLAIM, &key.to_string());
-                    mounting.iter().any(|pod| uses(pod, &key.name))
-                };
-                let finalizers = plan(&claim.metadata, CLAIM, in_use);
-                write(&client.api(Some(&key.namespace)), &claim, finalizers).await
-            }
-        });
-    });
+struct Claims {
+    client: Client,
+    claims: Lister<PersistentVolumeClaim>,
+    pods: Lister<Pod>,
 }
 
-fn start_volumes(context: Context) {
-    let volumes = context.informers.of::<PersistentVolume>();
-    let queue: WorkQueue<ObjectKey> = WorkQueue::new("pvprotection");
-    let adds = queue.clone();
-    volumes.subscribe_raw(move |event| adds.add(event.entry().header.key.clone()));
-    let (tasks, known) = (context.tasks.clone(), volumes.lister());
-    tasks.clone().spawn("pv-protection", async move {
-        volumes.synced().await;
-        spawn_workers(&tasks, &queue, 1, move |key: ObjectKey| {
-            let volume = known.get_key(&key);
-            let client = context.client.clone();
-            async move {
-                let Some(volume) = volume else { return Ok(Outcome::Done) };
-                let phase = volume.status.as_ref().and_then(|status| status.phase.as_deref());
-                let finalizers = plan(&volume.metadata, VOLUME, || phase == Some("Bound"));
-                write(&client.api(None), &volume, finalizers).await
-            }
-        });
-    });
+impl Claims {
+    async fn reconcile(&self, key: &ObjectKey) -> Result<Outcome> {
+        let Some(claim) = self.claims.get_key(key) else { return Ok(Outcome::Done) };
+        let in_use = || {
+            let mounting = self.pods.by_index(BY_CLAIM, &key.to_string());
+            mounting.iter().any(|pod| uses(pod, &key.name))
+        };
+        let finalizers = plan(&claim.metadata, CLAIM, in_use);
+        write(&self.client.api(Some(&key.namespace)), &claim, finalizers).await
+    }
 }
 
-fn start_classes(context: Context) {
-    let classes = context.informers.of::<VolumeAttributesClass>();
-    let claims = context.informers.of::<PersistentVolumeClaim>();
-    let volumes = context.informers.of::<PersistentVolume>();
-    claims.index(BY_CLASS, classes_of);
-    volumes.index(BY_CLASS, |volume| class_of(volume).into_iter().map(ToOwned::to_owned).collect());
-    classes.index_headers(GOING, |header| {
-        let going = header.deleting.then(|| GOING.to_owned());
-        going.into_iter().collect()
-    });
-    let queue: WorkQueue<ObjectKey> = WorkQueue::new("vacprotection");
-    let adds = queue.clone();
-    classes.subscribe_raw(move |event| adds.add(event.entry().header.key.clone()));
-    // A claim or volume that changes may have let a class go that waits for that.
-    let (adds, known) = (queue.clone(), classes.lister());
-    let look = move || {
-        for class in known.entries_by_index(GOING, GOING) {
-            adds.add(class.header.key.clone());
-        }
-    };
-    let again = look.clone();
-    claims.subscribe_raw(move |_| look());
-    volumes.subscribe_raw(move |_| again());
-    let (tasks, known) = (context.tasks.clone(), classes.lister());
-    tasks.clone().spawn("vac-protection", async move {
-        tokio::join!(classes.synced(), claims.synced(), volumes.synced());
-        let (claims, volumes) = (claims.lister(), volumes.lister());
-        spawn_workers(&tasks, &queue, 1, move |key: ObjectKey| {
-            let class = known.get_key(&key);
-            let client = context.client.clone();
-            let (claims, volumes) = (claims.clone(), volumes.clone());
-            async move {
-                let Some(class) = class else { return Ok(Outcome::Done) };
-                let in_use = || {
-                    claims.count_by_index(BY_CLASS, &key.name) > 0
-                        || volumes.count_by_index(BY_CLASS, &key.name) > 0
-                };
-                let finalizers = plan(&class.metadata, CLASS, in_use);
-                write(&client.api(None), &class, finalizers).await
-            }
+struct Volumes {
+    client: Client,
+    volumes: Lister<PersistentVolume>,
+}
+
+impl Volumes {
+    async fn reconcile(&self, key: &ObjectKey) -> Result<Outcome> {
+        let Some(volume) = self.volumes.get_key(key) else { return Ok(Outcome::Done) };
+        let phase = volume.status.as_ref().and_then(|status| status.phase.as_deref());
+        let finalizers = plan(&volume.metadata, VOLUME, || phase == Some("Bound"));
+        write(&self.client.api(None), &volume, finalizers).await
+    }
+}
+
+struct Classes {
+    client: Client,
+    classes: Lister<VolumeAttributesClass>,
+    claims: Lister<PersistentVolumeClaim>,
+    volumes: Lister<PersistentVolume>,
+}
+
+impl Classes {
+    fn new(setup: &Setup<ObjectKey>) -> Option<Self> {
+        let classes = setup.informer::<VolumeAttributesClass>();
+        let (claims, volumes) = (setup.informer(), setup.informer());
+        claims.index(BY_CLASS, classes_of);
+        volumes.index(BY_CLASS, |volume| {
+            class_of(volume).into_iter().map(ToOwned::to_owned).collect()
         });
-    });
+        classes.index_headers(GOING, |header| {
+            let going = header.deleting.then(|| GOING.to_owned());
+            going.into_iter().collect()
+        });
+        Some(Self {
+            client: setup.client.clone(),
+            classes: classes.lister(),
+            claims: claims.lister(),
+            volumes: volumes.lister(),
+        })
+    }
+
+    fn wake(&self, queue: &WorkQueue<ObjectKey>) {
+        for class in self.classes.entries_by_index(GOING, GOING) {
+            queue.add(class.header.key.clone());
+        }
+    }
+
+    async fn reconcile(&self, key: &ObjectKey) -> Result<Outcome> {
+        let Some(class) = self.classes.get_key(key) else { return Ok(Outcome::Done) };
+        let in_use = || {
+            self.claims.count_by_index(BY_CLASS, &key.name) > 0
+                || self.volumes.count_by_index(BY_CLASS, &key.name) > 0
+        };
+        let finalizers = plan(&class.metadata, CLASS, in_use);
+        write(&self.client.api(None), &class, finalizers).await
+    }
 }
 
 fn class_of(volume: &PersistentVolume) -> Option<&str> {
@@ -221,10 +225,7 @@ async fn write<T: Kind>(
     let mut updated = (**object).clone();
     updated.metadata_mut().finalizers = (!finalizers.is_empty()).then_some(finalizers);
     let name = object.metadata().name.clone().unwrap_or_default();
-    match api.replace(&name, &PostParams::default(), &updated).await {
-        Err(error) if error.is_not_found() => Ok(Outcome::Done),
-        done => done.map(|_| Outcome::Done),
-    }
+    or_gone(api.replace(&name, &PostParams::default(), &updated).await)
 }
 
 #[cfg(test)]

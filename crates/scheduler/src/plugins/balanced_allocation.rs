@@ -15,7 +15,7 @@ pub const ROW: Row = Row {
         let plugin = Arc::new(BalancedAllocation(handle.args.balanced.clone()));
         Points { pre_score: Some(plugin.clone()), score: Some(plugin), ..Default::default() }
     },
-    helps: super::hints::never,
+    hint: super::hints::never,
 };
 
 struct BalancedAllocation(Vec<ResourceWeight>);

@@ -17,7 +17,7 @@ pub const ROW: Row = Row {
         bind: Some(Arc::new(DefaultBinder { client: handle.client.clone() })),
         ..Default::default()
     },
-    helps: super::hints::never,
+    hint: super::hints::never,
 };
 
 struct DefaultBinder {

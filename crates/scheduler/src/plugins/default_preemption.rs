@@ -28,7 +28,7 @@ pub const ROW: Row = Row {
         };
         Points { post_filter: Some(Arc::new(plugin)), ..Default::default() }
     },
-    helps: super::hints::never,
+    hint: super::hints::never,
 };
 
 struct DefaultPreemption {

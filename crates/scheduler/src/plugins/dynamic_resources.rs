@@ -69,7 +69,7 @@ pub const ROW: Row = Row {
             ..Default::default()
         }
     },
-    helps: |pod, event| match event {
+    hint: |pod, event| match event {
         ClusterEvent::NodeAdded(_)
         | ClusterEvent::PodUpdated
         | ClusterEvent::DevicesChanged

@@ -1,4 +1,5 @@
-//! Queueing hints: may what happened let a pod fit that a plugin rejected?
+//! Queueing hints that several plugins share: may an event let a pod fit that a plugin rejected? The hint of one
+//! plugin alone is in the plugin's file.
 //!
 //! In: the pod that waits, an event. Out: whether it is worth another attempt. Upstream: the
 //! `QueueingHintFn`s of the plugins, `EventsToRegister`.
@@ -8,8 +9,8 @@
 //! that is not woken waits for minutes.
 
 use crate::framework::ClusterEvent;
-use crate::node::{NodeInfo, tolerates_all};
-use crate::pod::{PodInfo, Spread, Term};
+use crate::node::NodeInfo;
+use crate::pod::PodInfo;
 
 /// Of plugins that only a new node can please, or another spec.
 pub fn node_appears(_: &PodInfo, event: &ClusterEvent) -> bool {
@@ -17,7 +18,7 @@ pub fn node_appears(_: &PodInfo, event: &ClusterEvent) -> bool {
 }
 
 /// A node comes, or changes, so that something holds for it that did not hold before.
-fn becomes(event: &ClusterEvent, holds: impl Fn(&NodeInfo) -> bool) -> bool {
+pub fn becomes(event: &ClusterEvent, holds: impl Fn(&NodeInfo) -> bool) -> bool {
     match event {
         ClusterEvent::NodeAdded(node) => holds(node),
         ClusterEvent::NodeUpdated { old, new } => holds(new) && !holds(old),
@@ -25,37 +26,11 @@ fn becomes(event: &ClusterEvent, holds: impl Fn(&NodeInfo) -> bool) -> bool {
     }
 }
 
-pub fn is_open(_: &PodInfo, event: &ClusterEvent) -> bool {
-    becomes(event, |node| !node.unschedulable)
-}
-
-pub fn is_tolerated(pod: &PodInfo, event: &ClusterEvent) -> bool {
-    let repels = |effect: &str| matches!(effect, "NoSchedule" | "NoExecute");
-    becomes(event, |node| {
-        let hard = node.taints.iter().filter(|taint| repels(&taint.effect));
-        tolerates_all(&pod.tolerations, hard)
-    })
-}
-
-pub fn is_selected(pod: &PodInfo, event: &ClusterEvent) -> bool {
-    becomes(event, |node| pod.selects(&node.name, &node.labels))
-}
-
 /// Of plugins that look at nodes' labels in ways of their own.
 pub fn is_labelled(_: &PodInfo, event: &ClusterEvent) -> bool {
     match event {
         ClusterEvent::NodeUpdated { old, new } => old.labels != new.labels,
         event => matches!(event, ClusterEvent::NodeAdded(_) | ClusterEvent::PodUpdated),
-    }
-}
-
-/// A port becomes free.
-pub fn port_appears(pod: &PodInfo, event: &ClusterEvent) -> bool {
-    match event {
-        ClusterEvent::PodRemoved(other) => {
-            pod.ports.iter().any(|port| other.ports.iter().any(|taken| port.conflicts(taken)))
-        }
-        event => node_appears(pod, event),
     }
 }
 
@@ -77,54 +52,6 @@ pub fn volume_appears(_: &PodInfo, event: &ClusterEvent) -> bool {
     matches!(event, ClusterEvent::PodRemoved(other) if has_any(other))
 }
 
-/// A pod that is required to be near, or not to be near, comes, changes or goes.
-pub fn neighbours_change(pod: &PodInfo, event: &ClusterEvent) -> bool {
-    let attracts = |other: &PodInfo| {
-        !pod.affinity.is_empty() && pod.affinity.iter().all(|term| term.may_match(other))
-    };
-    let repels = |terms: &[Term], other: &PodInfo| terms.iter().any(|term| term.may_match(other));
-    match event {
-        ClusterEvent::PodAssigned(other) => attracts(other),
-        ClusterEvent::PodChanged { old, new } => {
-            let is_near = attracts(new) && !attracts(old);
-            let was_far = repels(&pod.anti_affinity, old) && !repels(&pod.anti_affinity, new);
-            is_near || was_far
-        }
-        ClusterEvent::PodRemoved(other) => {
-            repels(&pod.anti_affinity, other) || repels(&other.anti_affinity, pod)
-        }
-        ClusterEvent::NamespaceChanged => true,
-        event => is_labelled(pod, event),
-    }
-}
-
-/// How pods are spread changes. A pod without constraints of its own has the profile's.
-pub fn spread_changes(pod: &PodInfo, event: &ClusterEvent) -> bool {
-    let hard = || pod.spread.iter().filter(|one| one.hard);
-    let is_own = !pod.spread.is_empty();
-    let counts = |one: &Spread, other: &PodInfo| one.selector.matches(Some(&other.labels));
-    let near = |other: &PodInfo| other.key.namespace == pod.key.namespace;
-    match event {
-        ClusterEvent::PodAssigned(other) | ClusterEvent::PodRemoved(other) => {
-            near(other) && (!is_own || hard().any(|one| counts(one, other)))
-        }
-        ClusterEvent::PodChanged { old, new } => {
-            let differs = |one: &Spread| counts(one, old) != counts(one, new);
-            near(new) && (hard().any(differs) || !is_own && old.labels != new.labels)
-        }
-        ClusterEvent::NodeAdded(node) => {
-            !is_own || hard().all(|one| node.labels.contains_key(&one.topology_key))
-        }
-        ClusterEvent::NodeUpdated { old, new } => {
-            let moves = |one: &Spread| {
-                old.labels.get(&one.topology_key) != new.labels.get(&one.topology_key)
-            };
-            old.taints != new.taints || hard().any(moves) || !is_own && old.labels != new.labels
-        }
-        event => matches!(event, ClusterEvent::NodeRemoved | ClusterEvent::PodUpdated),
-    }
-}
-
 pub fn never(_: &PodInfo, _: &ClusterEvent) -> bool {
     false
 }
@@ -136,6 +63,12 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::plugins::inter_pod_affinity::neighbours_change;
+    use crate::plugins::node_affinity::is_selected;
+    use crate::plugins::node_ports::port_appears;
+    use crate::plugins::node_unschedulable::is_open;
+    use crate::plugins::pod_topology_spread::spread_changes;
+    use crate::plugins::taint_toleration::is_tolerated;
     use crate::plugins::tests::{node, pod};
 
     fn info(extra: Value) -> Arc<NodeInfo> {

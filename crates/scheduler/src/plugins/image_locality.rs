@@ -11,7 +11,7 @@ pub const ROW: Row = Row {
     name: "ImageLocality",
     weight: 1,
     build: |_| Points { score: Some(Arc::new(ImageLocality)), ..Default::default() },
-    helps: super::hints::never,
+    hint: super::hints::never,
 };
 
 const MB: i64 = 1024 * 1024;

@@ -5,9 +5,11 @@
 
 use std::sync::Arc;
 
+use super::hints;
 use crate::cluster::Cluster;
 use crate::framework::{
-    CycleState, Filter, MAX_SCORE, Next, Points, PreFilter, PreScore, Rejection, Row, Score,
+    ClusterEvent, CycleState, Filter, MAX_SCORE, Next, Points, PreFilter, PreScore, Rejection, Row,
+    Score,
 };
 use crate::node::NodeInfo;
 use crate::pod::{PodInfo, Term};
@@ -32,8 +34,29 @@ pub const ROW: Row = Row {
             ..Default::default()
         }
     },
-    helps: super::hints::neighbours_change,
+    hint: neighbours_change,
 };
+
+/// A pod that is required to be near, or not to be near, comes, changes or goes.
+pub(super) fn neighbours_change(pod: &PodInfo, event: &ClusterEvent) -> bool {
+    let attracts = |other: &PodInfo| {
+        !pod.affinity.is_empty() && pod.affinity.iter().all(|term| term.may_match(other))
+    };
+    let repels = |terms: &[Term], other: &PodInfo| terms.iter().any(|term| term.may_match(other));
+    match event {
+        ClusterEvent::PodAssigned(other) => attracts(other),
+        ClusterEvent::PodChanged { old, new } => {
+            let is_near = attracts(new) && !attracts(old);
+            let was_far = repels(&pod.anti_affinity, old) && !repels(&pod.anti_affinity, new);
+            is_near || was_far
+        }
+        ClusterEvent::PodRemoved(other) => {
+            repels(&pod.anti_affinity, other) || repels(&other.anti_affinity, pod)
+        }
+        ClusterEvent::NamespaceChanged => true,
+        event => hints::is_labelled(pod, event),
+    }
+}
 
 struct InterPodAffinity {
     /// What a required term of a pod that is there counts in scoring.

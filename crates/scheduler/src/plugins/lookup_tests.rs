@@ -383,6 +383,6 @@ async fn volumes_are_made_where_there_is_room() {
     check(&both[..1], "untold", "n1");
     check(&both[..1], "other", "n1");
     let row = PLUGINS.iter().find(|row| row.name == "VolumeBinding").expect("a plugin");
-    assert!((row.helps)(&pod("p", mounts(&["huge"])), &ClusterEvent::RoomGrew));
+    assert!((row.hint)(&pod("p", mounts(&["huge"])), &ClusterEvent::RoomGrew));
     tasks.shutdown(Duration::from_secs(5)).await;
 }

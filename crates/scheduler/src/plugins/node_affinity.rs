@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{NodeAffinity as Added, NodeSelector, PreferredSchedulingTerm};
 
+use super::hints;
 use crate::cluster::Cluster;
 use crate::framework::{
-    CycleState, Filter, Next, Points, PreScore, Rejection, Row, Score, normalize,
+    ClusterEvent, CycleState, Filter, Next, Points, PreScore, Rejection, Row, Score, normalize,
 };
 use crate::node::NodeInfo;
 use crate::pod::PodInfo;
@@ -24,8 +25,12 @@ pub const ROW: Row = Row {
             ..Default::default()
         }
     },
-    helps: super::hints::is_selected,
+    hint: is_selected,
 };
+
+pub(super) fn is_selected(pod: &PodInfo, event: &ClusterEvent) -> bool {
+    hints::becomes(event, |node| pod.selects(&node.name, &node.labels))
+}
 
 /// With what the profile adds to every pod's own.
 struct NodeAffinity {

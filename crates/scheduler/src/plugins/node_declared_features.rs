@@ -10,7 +10,7 @@ pub const ROW: Row = Row {
     name: "NodeDeclaredFeatures",
     weight: 0,
     build: |_| Points { filter: Some(Arc::new(NodeDeclaredFeatures)), ..Default::default() },
-    helps: |pod, event| match event {
+    hint: |pod, event| match event {
         ClusterEvent::NodeUpdated { old, new } => old.declared != new.declared,
         event => super::hints::node_appears(pod, event),
     },

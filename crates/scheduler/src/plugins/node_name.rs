@@ -10,7 +10,7 @@ pub const ROW: Row = Row {
     name: "NodeName",
     weight: 0,
     build: |_| Points { filter: Some(Arc::new(NodeName)), ..Default::default() },
-    helps: super::hints::node_appears,
+    hint: super::hints::node_appears,
 };
 
 struct NodeName;

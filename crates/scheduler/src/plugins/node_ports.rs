@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
+use super::hints;
 use crate::cluster::Cluster;
-use crate::framework::{CycleState, Filter, Next, Points, PreFilter, Rejection, Row};
+use crate::framework::{ClusterEvent, CycleState, Filter, Next, Points, PreFilter, Rejection, Row};
 use crate::node::NodeInfo;
 use crate::pod::PodInfo;
 
@@ -15,8 +16,18 @@ pub const ROW: Row = Row {
         filter: Some(Arc::new(NodePorts)),
         ..Default::default()
     },
-    helps: super::hints::port_appears,
+    hint: port_appears,
 };
+
+/// A port becomes free.
+pub(super) fn port_appears(pod: &PodInfo, event: &ClusterEvent) -> bool {
+    match event {
+        ClusterEvent::PodRemoved(other) => {
+            pod.ports.iter().any(|port| other.ports.iter().any(|taken| port.conflicts(taken)))
+        }
+        event => hints::node_appears(pod, event),
+    }
+}
 
 struct NodePorts;
 

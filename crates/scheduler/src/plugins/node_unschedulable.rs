@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Taint;
 
-use crate::framework::{CycleState, Filter, Points, Rejection, Row};
+use super::hints;
+use crate::framework::{ClusterEvent, CycleState, Filter, Points, Rejection, Row};
 use crate::node::{NodeInfo, tolerates_all};
 use crate::pod::PodInfo;
 
@@ -12,8 +13,12 @@ pub const ROW: Row = Row {
     name: "NodeUnschedulable",
     weight: 0,
     build: |_| Points { filter: Some(Arc::new(NodeUnschedulable)), ..Default::default() },
-    helps: super::hints::is_open,
+    hint: is_open,
 };
+
+pub(super) fn is_open(_: &PodInfo, event: &ClusterEvent) -> bool {
+    hints::becomes(event, |node| !node.unschedulable)
+}
 
 struct NodeUnschedulable;
 

@@ -25,7 +25,7 @@ pub const ROW: Row = Row {
         let plugin = Arc::new(NodeVolumeLimits { volumes, objects });
         Points { pre_filter: Some(plugin.clone()), filter: Some(plugin), ..Default::default() }
     },
-    helps: |pod, event| {
+    hint: |pod, event| {
         matches!(event, ClusterEvent::DriversChanged)
             || hints::volumes_change(pod, event)
             || hints::volume_appears(pod, event)

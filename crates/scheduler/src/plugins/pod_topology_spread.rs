@@ -14,7 +14,8 @@ use machinery::selector::Selector;
 
 use crate::cluster::Cluster;
 use crate::framework::{
-    CycleState, Filter, MAX_SCORE, Next, Points, PreFilter, PreScore, Rejection, Row, Score,
+    ClusterEvent, CycleState, Filter, MAX_SCORE, Next, Points, PreFilter, PreScore, Rejection, Row,
+    Score,
 };
 use crate::node::NodeInfo;
 use crate::objects::Objects;
@@ -44,8 +45,35 @@ pub const ROW: Row = Row {
             ..Default::default()
         }
     },
-    helps: super::hints::spread_changes,
+    hint: spread_changes,
 };
+
+/// How pods are spread changes. A pod without constraints of its own has the profile's.
+pub(super) fn spread_changes(pod: &PodInfo, event: &ClusterEvent) -> bool {
+    let hard = || pod.spread.iter().filter(|one| one.hard);
+    let is_own = !pod.spread.is_empty();
+    let counts = |one: &Spread, other: &PodInfo| one.selector.matches(Some(&other.labels));
+    let near = |other: &PodInfo| other.key.namespace == pod.key.namespace;
+    match event {
+        ClusterEvent::PodAssigned(other) | ClusterEvent::PodRemoved(other) => {
+            near(other) && (!is_own || hard().any(|one| counts(one, other)))
+        }
+        ClusterEvent::PodChanged { old, new } => {
+            let differs = |one: &Spread| counts(one, old) != counts(one, new);
+            near(new) && (hard().any(differs) || !is_own && old.labels != new.labels)
+        }
+        ClusterEvent::NodeAdded(node) => {
+            !is_own || hard().all(|one| node.labels.contains_key(&one.topology_key))
+        }
+        ClusterEvent::NodeUpdated { old, new } => {
+            let moves = |one: &Spread| {
+                old.labels.get(&one.topology_key) != new.labels.get(&one.topology_key)
+            };
+            old.taints != new.taints || hard().any(moves) || !is_own && old.labels != new.labels
+        }
+        event => matches!(event, ClusterEvent::NodeRemoved | ClusterEvent::PodUpdated),
+    }
+}
 
 /// The constraints that a profile lists, or upstream's own.
 fn defaults(listed: Option<&[TopologySpreadConstraint]>) -> Vec<Spread> {

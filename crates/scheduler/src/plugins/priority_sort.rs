@@ -9,7 +9,7 @@ pub const ROW: Row = Row {
     name: "PrioritySort",
     weight: 0,
     build: |_| Points { queue_sort: Some(Arc::new(PrioritySort)), ..Default::default() },
-    helps: super::hints::never,
+    hint: super::hints::never,
 };
 
 struct PrioritySort;

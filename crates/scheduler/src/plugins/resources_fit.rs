@@ -37,7 +37,7 @@ pub const ROW: Row = Row {
             ..Default::default()
         }
     },
-    helps: |pod, event| match event {
+    hint: |pod, event| match event {
         ClusterEvent::ClassChanged { name, is_new, resource } => {
             let asks = |name: &str| pod.requests.scalar.contains_key(name);
             *is_new && asks(&format!("{CLASS_PREFIX}{name}"))
@@ -212,7 +212,7 @@ mod tests {
         };
         let wants = pod(json!({"cpu": "2"}));
         let check = |event: ClusterEvent, expected: bool| {
-            assert_eq!((ROW.helps)(&wants, &event), expected, "{event:?}");
+            assert_eq!((ROW.hint)(&wants, &event), expected, "{event:?}");
         };
         let updated = |old, new| ClusterEvent::NodeUpdated { old, new };
         check(ClusterEvent::NodeAdded(node("4", "9")), true);

@@ -9,7 +9,7 @@ pub const ROW: Row = Row {
     name: "SchedulingGates",
     weight: 0,
     build: |_| Points { pre_enqueue: Some(Arc::new(SchedulingGates)), ..Default::default() },
-    helps: |_, event| matches!(event, ClusterEvent::PodUpdated),
+    hint: |_, event| matches!(event, ClusterEvent::PodUpdated),
 };
 
 struct SchedulingGates;

@@ -2,8 +2,11 @@
 
 use std::sync::Arc;
 
+use super::hints;
 use crate::cluster::Cluster;
-use crate::framework::{CycleState, Filter, Points, Rejection, Row, Score, normalize};
+use crate::framework::{
+    ClusterEvent, CycleState, Filter, Points, Rejection, Row, Score, normalize,
+};
 use crate::node::{NodeInfo, tolerates, tolerates_all};
 use crate::pod::PodInfo;
 
@@ -15,8 +18,16 @@ pub const ROW: Row = Row {
         score: Some(Arc::new(TaintToleration)),
         ..Default::default()
     },
-    helps: super::hints::is_tolerated,
+    hint: is_tolerated,
 };
+
+pub(super) fn is_tolerated(pod: &PodInfo, event: &ClusterEvent) -> bool {
+    let repels = |effect: &str| matches!(effect, "NoSchedule" | "NoExecute");
+    hints::becomes(event, |node| {
+        let hard = node.taints.iter().filter(|taint| repels(&taint.effect));
+        tolerates_all(&pod.tolerations, hard)
+    })
+}
 
 struct TaintToleration;
 

@@ -48,7 +48,7 @@ pub const ROW: Row = Row {
             ..Default::default()
         }
     },
-    helps: |pod, event| {
+    hint: |pod, event| {
         matches!(event, ClusterEvent::RoomGrew)
             || hints::volumes_change(pod, event)
             || hints::is_labelled(pod, event)

@@ -22,7 +22,7 @@ pub const ROW: Row = Row {
         let plugin = Arc::new(VolumeRestrictions { volumes: handle.volumes.clone() });
         Points { pre_filter: Some(plugin.clone()), filter: Some(plugin), ..Default::default() }
     },
-    helps: |pod, event| {
+    hint: |pod, event| {
         hints::volumes_change(pod, event)
             || hints::volume_appears(pod, event)
             || hints::node_appears(pod, event)

@@ -32,7 +32,7 @@ pub const ROW: Row = Row {
         let plugin = Arc::new(VolumeZone { volumes });
         Points { pre_filter: Some(plugin.clone()), filter: Some(plugin), ..Default::default() }
     },
-    helps: |pod, event| hints::volumes_change(pod, event) || hints::is_labelled(pod, event),
+    hint: |pod, event| hints::volumes_change(pod, event) || hints::is_labelled(pod, event),
 };
 
 struct VolumeZone {
