@@ -8,6 +8,7 @@ use machinery::protobuf::Descriptors;
 
 use crate::aggregate::Aggregator;
 use crate::audit::Audit;
+pub use crate::filters::browsers::Browsers;
 use crate::metrics::{family, labels, samples};
 use crate::schemas::SchemaSource;
 
@@ -113,6 +114,12 @@ pub struct Options {
     pub aggregator: Option<Arc<dyn Aggregator>>,
     /// The audit log.
     pub audit: Option<Arc<Audit>>,
+    /// CORS and Strict-Transport-Security.
+    pub browsers: Browsers,
+    /// Upstream's `--goaway-chance`, from 0 to 0.02.
+    pub goaway_chance: f64,
+    /// Upstream's `--delete-collection-workers`.
+    pub delete_workers: usize,
 }
 
 impl Default for Options {
@@ -133,6 +140,9 @@ impl Default for Options {
             protobuf: None,
             aggregator: None,
             audit: None,
+            browsers: Browsers::default(),
+            goaway_chance: 0.0,
+            delete_workers: 1,
         }
     }
 }

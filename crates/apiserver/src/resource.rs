@@ -305,6 +305,12 @@ pub trait Strategy: Send + Sync {
         false
     }
 
+    /// An annotation that Tables and metadata-only answers lack. Upstream: a conversion to the served version
+    /// adds it, and those answers are made of the internal object.
+    fn annotation_of_whole_objects(&self) -> Option<&'static str> {
+        None
+    }
+
     /// Whether new objects start with generation 1.
     fn has_generation(&self) -> bool {
         false

@@ -29,7 +29,7 @@ use crate::health::Health;
 use crate::limiter::{InFlight, Limiter};
 use crate::metrics::{Metrics, family, labels, samples};
 use crate::openapi::OpenApi;
-pub use crate::options::{Options, Page, Version};
+pub use crate::options::{Browsers, Options, Page, Version};
 use crate::registry::Registry;
 use crate::request::UserInfo;
 use crate::resource::{Body, Resource};

@@ -1,7 +1,7 @@
-//! Makes CRDs work: accepts names, serves what is established, cleans up what is deleted.
+//! The controller of CRDs: accepts names, serves established CRDs, cleans up deleted ones.
 //!
-//! In: the CRDs' events from the watch cache. Out: their status, the rows of the resource table, the
-//! published schemas; at the end, the deletion of instances and of the finalizer.
+//! In: the CRDs' events from the watch cache. Out: their status, their registrations in the resource
+//! table, the published schemas; at the end, the deletion of instances and of the finalizer.
 //! Upstream: `controller/{status,establish,finalizer,openapi}`, as one loop.
 //!
 //! ```text
@@ -9,9 +9,9 @@
 //!  deleted ─► Terminating: rows read-only, instances deleted ─► rows gone ─► finalizer gone
 //! ```
 //!
-//! What could not be written is tried again after a while: no event tells of it.
-//! Invariant: rows are there before `Established` says so, and gone before the CRD is: whoever looks
-//! at discovery on a CRD's event finds it right.
+//! A failed write is tried again after a pause, because no event follows it.
+//! Invariant: kinds are registered before the condition `Established` is true, and removed before the
+//! CRD is. A client that reads discovery after a CRD's event sees the right state.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -39,18 +39,18 @@ use crate::openapi::{Published, PublishedKinds, definition_name};
 
 type Crd = CustomResourceDefinition;
 
-/// How long a deletion waits for instances with finalizers before it looks again.
+/// The interval between checks for instances with finalizers during a deletion.
 const CLEANUP_WAIT: Duration = Duration::from_secs(60);
 
-/// The first wait before what failed is tried again, and the longest.
+/// The first and the longest pause after a failure.
 const RETRY: Duration = Duration::from_millis(200);
 const RETRY_CEILING: Duration = Duration::from_secs(30);
 
-/// What the controller remembers of a CRD.
+/// The controller's state of a CRD.
 struct Known {
     group: String,
     accepted: CustomResourceDefinitionNames,
-    /// As it is served now.
+    /// The CRD as it is served now.
     served: Option<Served>,
     bytes: Bytes,
 }
@@ -69,11 +69,11 @@ struct Controller {
     /// Calls conversion webhooks.
     post: Post,
     tasks: Tasks,
-    /// By name. Guards short looks; the loop alone writes, cleanups remove rows.
+    /// By name. The lock is held for short reads. Only the loop writes; cleanups remove registrations.
     known: Mutex<BTreeMap<String, Known>>,
     /// CRDs whose instances are being deleted.
     cleaning: Mutex<BTreeSet<String>>,
-    /// CRDs that could not be brought on: no event will tell of them, the loop tries again.
+    /// CRDs whose processing failed. No event follows, so the loop tries again.
     failed: Mutex<BTreeSet<String>>,
 }
 
@@ -94,7 +94,7 @@ pub async fn start(
         failed: Mutex::default(),
     });
     let crds: Vec<(Crd, Bytes)> = now.iter().filter_map(decoded).collect();
-    // All rows at once: each change of the table costs its whole length.
+    // All registrations at once: each change of the table costs its whole length.
     let mut rows = vec![];
     for (crd, bytes) in &crds {
         rows.extend(controller.note(crd, bytes));
@@ -115,7 +115,7 @@ fn decoded(stored: &Stored) -> Option<(Crd, Bytes)> {
     let object = match stored.object() {
         Ok(object) => object,
         Err(error) => {
-            tracing::error!(%error, "a custom resource definition cannot be read");
+            tracing::error!(%error, "failed to decode a CustomResourceDefinition");
             return None;
         }
     };
@@ -135,7 +135,7 @@ impl Controller {
         self.known.lock().expect("no panic under the lock")
     }
 
-    /// Follows the events for ever, and tries again what failed.
+    /// Processes events until the tasks end, and retries failures.
     async fn run(self: Arc<Self>, mut cursor: Cursor) {
         let mut backoff = Backoff::new(RETRY, RETRY_CEILING).with_jitter(0.2);
         let mut retry_at = None;
@@ -154,7 +154,7 @@ impl Controller {
                 events = cursor.next() => match events {
                     Ok(events) => self.apply_all(&events).await,
                     Err(error) => {
-                        tracing::warn!(%error, "custom resource definitions are read anew");
+                        tracing::warn!(%error, "missed events of CustomResourceDefinitions; listing them again");
                         let (now, fresh) = self.registry.follow::<Crd>().await;
                         cursor = fresh;
                         self.reload(&now).await;
@@ -189,7 +189,7 @@ impl Controller {
         if is_gone {
             self.forget(&name);
             self.known().remove(&name);
-            // Its names are free: others may have waited for them.
+            // The names are free now. Other CRDs may want them.
             return self.sync_group(&crd.spec.group, &name).await;
         }
         if let Some(rows) = self.noted(&crd, &bytes) {
@@ -198,7 +198,7 @@ impl Controller {
         self.sync_all(&name).await;
     }
 
-    /// After a gap in the events: what is no longer there is forgotten, the rest applied.
+    /// After a gap in the events, forgets deleted CRDs and processes all others.
     async fn reload(self: &Arc<Self>, now: &[Stored]) {
         let crds: Vec<(Crd, Bytes)> = now.iter().filter_map(decoded).collect();
         let names: BTreeSet<String> = crds.iter().map(|(crd, _)| name_of(crd)).collect();
@@ -213,12 +213,12 @@ impl Controller {
         }
     }
 
-    /// Remembers a CRD; its rows, where it is established.
+    /// Records a CRD. Returns its registrations if it is established.
     fn note(&self, crd: &Crd, bytes: &Bytes) -> Vec<Resource> {
         self.noted(crd, bytes).unwrap_or_default()
     }
 
-    /// As [`note`](Self::note); `None` when the rows are as before.
+    /// Like [`note`](Self::note). `None` if the registrations have not changed.
     fn noted(&self, crd: &Crd, bytes: &Bytes) -> Option<Vec<Resource>> {
         let mut known = self.known();
         let entry = known.entry(name_of(crd)).or_insert_with(|| Known {
@@ -247,13 +247,13 @@ impl Controller {
         rows
     }
 
-    /// Puts rows into the table in the place of those that the CRD had.
+    /// Replaces the CRD's registrations in the table.
     fn serve(&self, crd: &Crd, rows: Vec<Resource>) {
         let (group, plural) = (&crd.spec.group, &crd.spec.names.plural);
         self.registry.change_resources(|table| {
             table.retain(|row| !(row.custom && row.group == *group && row.plural == *plural));
             for row in rows {
-                // A built-in resource of the same name is not pushed aside.
+                // A built-in resource of the same name stays.
                 if table.get(&row.group, &row.version, &row.plural).is_none() {
                     table.insert(Arc::new(row));
                 }
@@ -262,7 +262,7 @@ impl Controller {
         self.publish();
     }
 
-    /// Takes a CRD's rows out of the table.
+    /// Removes a CRD's registrations from the table.
     fn forget(&self, name: &str) {
         let Some((plural, group)) = name.split_once('.') else { return };
         if let Some(known) = self.known().get_mut(name) {
@@ -274,7 +274,7 @@ impl Controller {
         self.publish();
     }
 
-    /// Publishes the schemas of what is in the table.
+    /// Publishes the schemas of registered kinds.
     fn publish(&self) {
         let table = self.registry.resources();
         let known = self.known();
@@ -295,7 +295,7 @@ impl Controller {
         self.published.store(Arc::new(kinds));
     }
 
-    /// Brings a CRD on, and tells the others of its group when its names changed.
+    /// Processes a CRD. If its names changed, queues the other CRDs of its group.
     async fn sync_all(self: &Arc<Self>, name: &str) {
         let before =
             self.known().get(name).map(|known| (known.group.clone(), known.accepted.clone()));
@@ -326,7 +326,7 @@ impl Controller {
                 self.failed().remove(name);
             }
             Err(error) => {
-                tracing::warn!(crd = name, %error, "a custom resource definition is not brought on yet");
+                tracing::warn!(crd = name, %error, "failed to process CustomResourceDefinition; will retry");
                 self.failed().insert(name.to_owned());
             }
         }
@@ -365,7 +365,7 @@ impl Controller {
         self.write_status(&fresh).await
     }
 
-    /// Serves what is about to be established.
+    /// Registers the kinds of a CRD before it becomes established.
     fn serve_first(&self, crd: &Crd) {
         let bytes = Bytes::from(crd.encode());
         if let Some(rows) = self.noted(crd, &bytes) {
@@ -394,7 +394,7 @@ impl Controller {
         let key = Key::new("", name_of(crd));
         let modify = move |object: &mut dyn Object| {
             let now = object.expect_mut::<Crd>();
-            // Judged on another spec: the next event judges anew.
+            // The CRD changed meanwhile. The next event processes it again.
             if now.metadata.generation == generation {
                 let stored = now.status.as_ref().and_then(|status| status.stored_versions.clone());
                 now.status = status.clone().map(|status| CustomResourceDefinitionStatus {
@@ -418,7 +418,7 @@ impl Controller {
         }
     }
 
-    /// Deletes the instances of a deleted CRD, then lets it go. One task per CRD at a time.
+    /// Deletes the instances of a deleted CRD, then removes its finalizer. One task per CRD at a time.
     fn clean_up(self: &Arc<Self>, crd: &Crd) {
         let waits = crd.metadata.finalizers.iter().flatten().any(|one| one == FINALIZER);
         let name = name_of(crd);
@@ -431,7 +431,7 @@ impl Controller {
         self.tasks.spawn("custom-resource-cleanup", async move {
             let mut backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(30));
             while let Err(error) = this.terminate(&crd).await {
-                tracing::warn!(crd = name, %error, "instances are not gone yet");
+                tracing::warn!(crd = name, %error, "failed to delete the instances of CustomResourceDefinition; will retry");
                 tokio::time::sleep(backoff.step()).await;
             }
             this.cleaning.lock().expect("no panic under the lock").remove(&name);
@@ -492,13 +492,13 @@ impl Controller {
         self.registry.write(&self.context("status"), &key, intent).await.map(drop)
     }
 
-    /// Deletes every instance, and returns when none is left.
+    /// Deletes all instances, and returns when none is left.
     async fn delete_instances(&self, crd: &Crd) -> Result<(), StatusError> {
         let row = Kinds::of(crd, &self.post).stored_row(crd).map(Arc::new);
         let row = row.ok_or_else(|| StatusError::internal("there is no storage version"))?;
         let ctx = RequestContext::new(UserInfo::apiserver(), row.clone(), "");
         let (all, options) = (ListOptions::default(), DeleteOptions::default());
-        let list = self.registry.delete_collection(&ctx, "", &all, &options).await?;
+        let list = self.registry.delete_collection(&ctx, "", &all, &options, 1).await?;
         if list.items.is_empty() {
             return Ok(());
         }
@@ -522,7 +522,7 @@ impl Controller {
             let resource_version = Some(list.revision.to_string());
             let options = ListOptions { resource_version, ..ListOptions::default() };
             let mut events = self.registry.watch(row, "", &options).await?;
-            // Any event may be the last instance's.
+            // Any event may be the deletion of the last instance.
             if events.next().await.is_none() {
                 return Err(StatusError::internal("the watch for instances ended"));
             }

@@ -1,13 +1,13 @@
-//! Extensions of the API: CustomResourceDefinitions and the rows that they stand for.
+//! Extensions of the API: CustomResourceDefinitions and the kinds that they register.
 //!
 //! ```text
-//!  CRDs ► definition (row, validation) ► controller (names, rows, cleanup) ► the resource table
-//!                                             └► openapi (what the rows' kinds look like)
+//!  CRDs ► definition (strategy, validation) ► controller (names, kinds, cleanup) ► resource table
+//!                                             └► openapi (the kinds' schemas)
 //!  instances ► custom (codec, strategy, conversion) ◄ schema (normal form, validation)
 //! ```
 //!
-//! In: a registry. Out: rows that come and go while it runs. Custom resources take the same write
-//! path as all others; this crate says only how their kinds behave.
+//! In: a registry. Out: kinds that are registered and removed while it runs. Custom resources take the
+//! same write path as all others. This crate only has their strategy.
 
 pub mod aggregation;
 mod controller;
@@ -26,8 +26,8 @@ use base::task::Tasks;
 
 pub use custom::Post;
 
-/// The schemas of all kinds, built-in and custom. Made before the server, which asks it; filled by
-/// [`Extensions::start`].
+/// The schemas of all kinds, built-in and custom. Created before the server, which reads it, and filled
+/// by [`Extensions::start`].
 #[derive(Clone)]
 pub struct Extensions {
     published: Arc<ArcSwap<openapi::PublishedKinds>>,
@@ -40,13 +40,13 @@ impl Extensions {
         Self { published: Arc::default(), post }
     }
 
-    /// A schema source that knows the custom kinds, too.
+    /// A schema source that includes custom kinds.
     pub fn schemas(&self, built_in: Arc<dyn SchemaSource>) -> Arc<dyn SchemaSource> {
         Arc::new(openapi::Schemas::new(built_in, self.published.clone()))
     }
 
-    /// Serves what the CRDs in the store say, and follows them until the tasks end. The rows of
-    /// established CRDs are there when this returns.
+    /// Serves the CRDs in the store, and follows them until the tasks end. Established CRDs are registered
+    /// when this returns.
     pub async fn start(&self, registry: &Registry, tasks: &Tasks) {
         let (published, post) = (self.published.clone(), self.post.clone());
         controller::start(registry.clone(), published, post, tasks).await;

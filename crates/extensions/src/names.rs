@@ -1,7 +1,7 @@
-//! Which names a CRD gets: what another CRD of its group has is taken.
+//! Assigns names to CRDs. A name that another CRD of the group has is taken.
 //!
-//! In: what a CRD asks for and has, what the others of its group have. Out: what it has from now on,
-//! and the `NamesAccepted` condition. Upstream: `controller/status/naming_controller.go`.
+//! In: a CRD's wanted and accepted names, and the accepted names of its group. Out: the CRD's new
+//! accepted names and the `NamesAccepted` condition. Upstream: `controller/status/naming_controller.go`.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ use crate::definition::conditions;
 
 type Names = CustomResourceDefinitionNames;
 
-/// The names that all CRDs of a group have.
+/// The accepted names of all CRDs of a group.
 #[derive(Default)]
 pub struct Taken {
     resources: BTreeSet<String>,
@@ -30,7 +30,7 @@ impl Taken {
     }
 }
 
-/// What is accepted of `wanted`, given what the CRD has.
+/// The accepted part of `wanted`, given the CRD's present names.
 pub fn accept(
     wanted: &Names,
     has: &Names,

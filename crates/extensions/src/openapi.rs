@@ -1,7 +1,7 @@
 //! The schemas of custom kinds, for the server's OpenAPI documents.
 //!
 //! In: the bytes of established CRDs, shared with the watch cache. Out: definitions as upstream
-//! publishes them, made when somebody asks; built-in kinds are asked of the source behind this one.
+//! publishes them, built at the request. Another source answers for built-in kinds.
 //! Upstream: `controller/openapi/{builder,v2}`.
 
 use std::collections::HashMap;
@@ -24,7 +24,7 @@ pub fn definition_name(group: &str, version: &str, kind: &str) -> String {
     format!("{}.{version}.{kind}", reversed.join("."))
 }
 
-/// A kind that is published, and the CRD that describes it.
+/// A published kind, and the CRD that describes it.
 #[derive(Clone)]
 pub struct Published {
     pub group: String,
@@ -34,7 +34,7 @@ pub struct Published {
     pub crd: Bytes,
 }
 
-/// What is published now, by definition name. Replaced as a whole by the controller.
+/// The published kinds by definition name. The controller replaces the whole map.
 pub type PublishedKinds = HashMap<String, Published>;
 
 /// Built-in and custom kinds.
@@ -172,7 +172,7 @@ fn add_type(schema: &mut Node) {
     fields.insert("kind".into(), json!({ "type": "string", "description": KIND }));
 }
 
-/// Every described node below, itself last.
+/// All nodes below, then the node itself.
 fn visit(schema: &mut Node, change: &mut dyn FnMut(&mut Node)) {
     for name in ["items", "additionalProperties"] {
         if let Some(Value::Object(inner)) = schema.get_mut(name) {
@@ -189,7 +189,7 @@ fn visit(schema: &mut Node, change: &mut dyn FnMut(&mut Node)) {
     change(schema);
 }
 
-/// Says in plain OpenAPI what `x-kubernetes-int-or-string` means.
+/// Expands `x-kubernetes-int-or-string` to plain OpenAPI.
 fn unfold(schema: &mut Node) {
     let either = json!([{ "type": "integer" }, { "type": "string" }]);
     visit(schema, &mut |node| {
@@ -210,7 +210,7 @@ fn unfold(schema: &mut Node) {
     });
 }
 
-/// What OpenAPI v2 and its clients cannot read is left out.
+/// Removes what OpenAPI v2 does not have.
 fn simplify(schema: &mut Node) {
     visit(schema, &mut |node| {
         for name in ["allOf", "oneOf", "anyOf", "not"] {
@@ -236,7 +236,7 @@ fn simplify(schema: &mut Node) {
     visit(schema, &mut |node| drop(node.remove("x-decapod-untyped")));
 }
 
-/// A field that may be null cannot be required: those clients know no null.
+/// A nullable field cannot be required in OpenAPI v2, which has no null.
 fn drop_nullable_required(node: &mut Node) {
     let nullable: Vec<String> = node
         .get("properties")

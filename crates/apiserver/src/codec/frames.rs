@@ -73,7 +73,7 @@ impl Framer {
                 self.wrap(kind, |out| out.extend_from_slice(&table))
             }
             As::PartialObjectMetadata(version) | As::PartialObjectMetadataList(version) => {
-                self.wrap(kind, |out| partial::write_object(out, version, &stored.json()))
+                self.wrap(kind, |out| partial::write_object(out, version, stored))
             }
         }
     }
@@ -100,7 +100,7 @@ impl Framer {
         let json = self.row.codec.settle(object.encode());
         self.wrap("BOOKMARK", |out| match self.shown_as {
             As::PartialObjectMetadata(version) | As::PartialObjectMetadataList(version) => {
-                partial::write_object(out, version, &json);
+                partial::write(out, version, partial::metadata(&json));
             }
             _ => out.extend_from_slice(&json),
         })

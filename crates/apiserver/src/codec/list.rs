@@ -175,7 +175,7 @@ fn partial_list(version: &str, list: &List, metadata: &Value) -> Vec<u8> {
     }
     for (index, item) in list.items.iter().enumerate() {
         out.push(if index == 0 { b'[' } else { b',' });
-        partial::write_object(&mut out, version, &item.json());
+        partial::write_object(&mut out, version, item);
     }
     out.extend_from_slice(b"]}");
     out

@@ -90,7 +90,7 @@ pub fn object(
     let bytes = match accept.shown_as {
         As::Itself => stored.json(),
         As::Table(version) => table::one(version, stored, options)?.into(),
-        As::PartialObjectMetadata(version) => partial::object(version, &stored.json()).into(),
+        As::PartialObjectMetadata(version) => partial::object(version, stored).into(),
         As::PartialObjectMetadataList(_) => {
             return Err(not_acceptable(
                 "you requested PartialObjectMetadataList, but the requested object is not a list",

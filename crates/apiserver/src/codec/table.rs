@@ -96,7 +96,7 @@ fn write_row(
     out.extend_from_slice(br#","object":"#);
     match options.include {
         Include::Nothing => out.extend_from_slice(b"null"),
-        Include::Metadata => partial::write_object(out, version, &stored.json()),
+        Include::Metadata => partial::write_object(out, version, stored),
         Include::Object => stored.write_to(out),
     }
     out.push(b'}');

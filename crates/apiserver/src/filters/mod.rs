@@ -6,6 +6,8 @@
 mod audit_id;
 pub(crate) mod authentication;
 pub(crate) mod authorization;
+pub(crate) mod browsers;
+mod goaway;
 mod gzip;
 pub(crate) mod impersonation;
 pub(crate) mod in_flight;
@@ -43,8 +45,16 @@ pub(crate) async fn handle(shared: Arc<Shared>, mut request: Request<Body>) -> R
         gzip::is_accepted(&request) && features::enabled(Feature::APIResponseCompression);
     // Counts and measures everything below, including refusals and panics.
     let observed = observe::Observed::start(&shared, &info, &request);
+    // Scripts of this origin may read the answer.
+    let origin = shared.options.browsers.origin(&request);
+    // The connection gets a GOAWAY with the answer, so that its client finds another server.
+    let leaves = goaway::is_due(shared.options.goaway_chance, &request);
     // A panic in a handler ends one request, not the process.
     let work = panics::catch(async {
+        // A browser asks without credentials whether a script may ask.
+        if let Some(answer) = browsers::preflight(origin.as_ref(), &request) {
+            return answer;
+        }
         // A short request has a time-out; watches and streams have none.
         let answer = match timeout::of(&shared, &info, request.uri()) {
             Ok(time) => {
@@ -63,6 +73,10 @@ pub(crate) async fn handle(shared: Arc<Shared>, mut request: Request<Body>) -> R
     // Answers may contain secrets, so proxies must not cache them.
     let private = HeaderValue::from_static("no-cache, private");
     response.headers_mut().entry(CACHE_CONTROL).or_insert(private);
+    shared.options.browsers.mark(origin, response.headers_mut());
+    if leaves {
+        goaway::mark(&mut response);
+    }
     audit_id::stamp(&mut response, audit_id);
     observed.finish(response)
 }

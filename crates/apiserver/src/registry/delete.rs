@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use futures::{StreamExt, TryStreamExt};
 use machinery::{Object, Time};
 use serde_json::{Value, json};
 use store::{Compare, KeyRange, Op, Txn};
@@ -132,24 +133,27 @@ impl Registry {
         Ok(gone(object, answer.revision))
     }
 
-    /// Deletes the objects that the options select, and returns them.
+    /// Deletes the objects that the options select, `workers` at a time, and returns them.
     pub async fn delete_collection(
         &self,
         ctx: &RequestContext,
         namespace: &str,
         options: &ListOptions,
         delete: &DeleteOptions,
+        workers: usize,
     ) -> Result<List, StatusError> {
         let list = self.list(&ctx.resource, namespace, options).await?;
-        for item in &list.items {
+        let one = async |item: &Stored| {
             let object = item.object()?;
             let key = Key::new(object.namespace(), object.name());
             let intent = super::Intent::Delete { options: delete.clone() };
             match self.write(ctx, &key, intent).await {
-                Err(error) if !error.is(machinery::status::Reason::NotFound) => return Err(error),
-                _ => {}
+                Err(error) if !error.is(machinery::status::Reason::NotFound) => Err(error),
+                _ => Ok(()),
             }
-        }
+        };
+        let deletions = futures::stream::iter(&list.items).map(one);
+        deletions.buffer_unordered(workers.max(1)).try_collect::<()>().await?;
         Ok(list)
     }
 }

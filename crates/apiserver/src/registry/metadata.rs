@@ -6,6 +6,7 @@ use machinery::names;
 use machinery::status::Reason;
 use machinery::{Object, ObjectMeta, Time};
 
+use super::store_key;
 use crate::StatusError;
 use crate::request::Key;
 use crate::resource::{MetadataRules, Resource};
@@ -147,13 +148,20 @@ pub(super) fn check_preconditions(
     if let Some(uid) =
         meta.uid.as_deref().filter(|uid| !uid.is_empty() && Some(*uid) != before.uid.as_deref())
     {
-        let why = format!(
-            "Precondition failed: UID in precondition: {uid}, UID in object meta: {}",
-            before.uid.as_deref().unwrap_or_default()
-        );
+        let key = Key::new(old.namespace(), name);
+        let why = other_uid(row, &key, uid, before.uid.as_deref().unwrap_or_default());
         return Err(StatusError::conflict(&row.group, &row.plural, name, why));
     }
     Ok(())
+}
+
+/// An update's uid is not the object's. Upstream: the store's own error, with the storage key.
+pub(super) fn other_uid(row: &Resource, key: &Key, wanted: &str, found: &str) -> String {
+    let key = store_key(row, key);
+    format!(
+        "StorageError: invalid object, Code: 4, Key: {key}, ResourceVersion: 0, AdditionalErrorMsg: \
+         Precondition failed: UID in precondition: {wanted}, UID in object meta: {found}"
+    )
 }
 
 /// An invalid revision, in the words of Go's number parser.

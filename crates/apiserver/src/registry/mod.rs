@@ -376,7 +376,8 @@ pub(crate) fn store_key(row: &Resource, key: &Key) -> String {
     }
 }
 
-pub(crate) fn store_error(error: store::Error) -> StatusError {
+/// The answer to a client whose request failed at the store.
+pub fn store_error(error: store::Error) -> StatusError {
     use machinery::status::Reason;
     match error {
         store::Error::Compacted { requested, floor } => crate::cacher::too_old(requested, floor),

@@ -349,9 +349,7 @@ impl Registry {
         };
         if let Some(uid) = object.meta().uid.as_deref().filter(|uid| !uid.is_empty()) {
             let why = match new {
-                New::Posted | New::Put => {
-                    format!("Precondition failed: UID in precondition: {uid}, UID in object meta: ")
-                }
+                New::Posted | New::Put => metadata::other_uid(row, key, uid, ""),
                 New::Applied => format!(
                     "uid mismatch: the provided object specified uid {uid}, and no existing object was found"
                 ),

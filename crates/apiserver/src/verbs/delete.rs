@@ -55,8 +55,10 @@ pub async fn delete_collection(mut call: Call, body: Body) -> Result<Response<Bo
     let list_options = list_options::read(&call, list_options::For::List)?;
     let options = read(&mut call, body).await?;
     let registry = call.registry();
-    let list =
-        registry.delete_collection(&call.ctx, call.namespace(), &list_options, &options).await?;
+    let workers = call.shared.options.delete_workers;
+    let list = registry
+        .delete_collection(&call.ctx, call.namespace(), &list_options, &options, workers)
+        .await?;
     codec::list::list(&call.accept, &call.row, list, &table_options)
 }
 

@@ -1,7 +1,7 @@
-//! Is a server there, and what does it serve? Both by asking for its discovery document.
+//! Checks whether a server is available and which resources it serves, by its discovery document.
 //!
-//! In: an APIService. Out: the condition `Available` with upstream's reasons, written where it
-//! changed, and what discovery shows.
+//! In: an APIService. Out: the condition `Available` with upstream's reasons, written if it
+//! changed, and the resources for discovery.
 //! Upstream: `pkg/controllers/status/remote`, `pkg/apiserver/handler_discovery.go`.
 
 use std::time::Duration;
@@ -27,9 +27,9 @@ use super::{Aggregation, Backend, Trust};
 
 const HTTPS: i32 = 443;
 const PATIENCE: Duration = Duration::from_secs(5);
-/// A discovery document of a server with thousands of kinds is far below this.
+/// The size limit of a discovery document. Thousands of kinds take far less.
 const LONGEST_ANSWER: usize = 8 << 20;
-/// Who asks: upstream's own name, with the right to see all.
+/// The user of the check: upstream's name, with full rights.
 const CHECKER: [(&str, &str); 2] =
     [("x-remote-user", "system:kube-aggregator"), ("x-remote-group", "system:masters")];
 
@@ -38,10 +38,10 @@ pub(super) struct Outcome {
     pub backend: Backend,
 }
 
-/// Why a server is not available: reason and message.
+/// The reason and the message of an unavailable server.
 type Why = (&'static str, String);
 
-/// Checks one; `None` for APIServices that nobody could ask (their spec is not valid).
+/// Checks one APIService. `None` if its spec is invalid.
 pub(super) async fn check(
     aggregation: &Aggregation,
     registry: &Registry,
@@ -55,7 +55,7 @@ pub(super) async fn check(
     let http = match aggregation.client(&trust(&spec, &namespace, &name)) {
         Ok(http) => http,
         Err(error) => {
-            tracing::warn!(error, apiservice = service.name(), "its caBundle cannot be used");
+            tracing::warn!(error, apiservice = service.name(), "invalid caBundle of APIService");
             return None;
         }
     };
@@ -69,7 +69,7 @@ pub(super) async fn check(
         Err(_) => known.map(|one| one.resources.clone()).unwrap_or_default(),
     };
     if let Err(error) = note(registry, service, &outcome).await {
-        tracing::warn!(%error, apiservice = service.name(), "its status cannot be written");
+        tracing::warn!(%error, apiservice = service.name(), "failed to update the status of APIService");
     }
     let remote = Remote {
         group,
@@ -82,7 +82,7 @@ pub(super) async fn check(
     Some(Outcome { remote, backend })
 }
 
-/// By which settings its server is reached, if any server is.
+/// The settings to reach its server. `None` for groups of this server.
 pub(super) fn trust_of(service: &APIService) -> Option<Trust> {
     let spec = service.spec.as_ref()?;
     let place = spec.service.as_ref()?;
@@ -97,7 +97,7 @@ fn trust(spec: &APIServiceSpec, namespace: &str, name: &str) -> Trust {
     }
 }
 
-/// The server's list of resources, or why there is none.
+/// The server's list of resources, or the reason why there is none.
 async fn ask(
     registry: &Registry,
     backend: &Backend,
@@ -130,11 +130,11 @@ async fn ask(
     let (status, body): (StatusCode, Bytes) =
         tokio::time::timeout(PATIENCE, answer).await.map_err(timeout)??;
     debug_assert!(status.is_success());
-    // Upstream is content with any answer; without a list there is nothing to show.
+    // Upstream accepts any answer. Discovery needs a list.
     Ok(serde_json::from_slice(&body).unwrap_or(Value::Null))
 }
 
-/// An address that answers for the Service.
+/// An address of the Service's ready endpoints.
 pub(super) async fn endpoint(registry: &Registry, backend: &Backend) -> Result<HostPort, Why> {
     let Backend { namespace, service: name, port, .. } = backend;
     let broken = |error: StatusError| {
@@ -180,7 +180,7 @@ pub(super) async fn endpoint(registry: &Registry, backend: &Backend) -> Result<H
     Ok(addresses[index].clone())
 }
 
-/// Addresses with ports of the endpoints that are ready.
+/// The addresses and ports of ready endpoints.
 fn ready(slice: &EndpointSlice, port_name: &str) -> Vec<HostPort> {
     let mut ports = slice.ports.iter().flatten();
     let port = ports.find(|port| port.name.as_deref().unwrap_or_default() == port_name);
@@ -193,7 +193,7 @@ fn ready(slice: &EndpointSlice, port_name: &str) -> Vec<HostPort> {
     addresses.filter_map(|host| HostPort::new(host, port)).collect()
 }
 
-/// Writes the condition, if it is another than the one that is there.
+/// Writes the condition if it differs from the present one.
 async fn note(
     registry: &Registry,
     service: &APIService,
@@ -236,7 +236,7 @@ async fn note(
     registry.write(&ctx, &key, Intent::Modify(Box::new(modify))).await.map(|_| ())
 }
 
-/// An APIResourceList as aggregated discovery shows it. Upstream: `endpoints/discovery/aggregated`.
+/// Converts an APIResourceList to the form of aggregated discovery. Upstream: `endpoints/discovery/aggregated`.
 fn aggregated(list: &Value, group: &str, version: &str) -> Vec<Value> {
     let all = list["resources"].as_array().map(Vec::as_slice).unwrap_or_default();
     let name = |one: &Value| one["name"].as_str().unwrap_or_default().to_owned();

@@ -1,7 +1,8 @@
-//! APIServices of what this server itself serves: for others to read, and for discovery's order.
+//! The APIServices of groups that this server itself serves. Clients read them, and they give the order
+//! of discovery.
 //!
-//! In: the resource table. Out: an object per group and version. Those of built-in groups are made
-//! at the start, those of custom resources come and go with their rows.
+//! In: the resource table. Out: an object per group and version. Those of built-in groups are created
+//! at the start. Those of custom resources are created and deleted with their kinds.
 //! Upstream: `pkg/controllers/autoregister`, `pkg/controlplane/apiserver/aggregator.go`.
 
 use std::collections::BTreeSet;
@@ -14,11 +15,11 @@ use machinery::status::Reason;
 use machinery::{Object, ObjectMeta, StatusError};
 
 const MANAGED: &str = "kube-aggregator.kubernetes.io/automanaged";
-/// Made at the start and left alone from then on.
+/// The label value of objects that are created at the start and not changed later.
 const ON_START: &str = "onstart";
 const ALWAYS: &str = "true";
 
-/// Group, its priority, and that of its version where it is not the usual one.
+/// A group, its priority, and the priority of its version if it is not the usual one.
 const PRIORITIES: &[(&str, i32)] = &[
     ("", 18000),
     ("apps", 17800),
@@ -42,7 +43,7 @@ const PRIORITIES: &[(&str, i32)] = &[
     ("flowcontrol.apiserver.k8s.io", 16100),
 ];
 
-/// Versions of their groups, where not [`USUAL`].
+/// Priorities of versions that differ from [`USUAL`].
 const VERSIONS: &[(&str, &str, i32)] = &[
     ("", "v1", 1),
     ("autoscaling", "v2", 30),
@@ -51,17 +52,17 @@ const VERSIONS: &[(&str, &str, i32)] = &[
 ];
 
 const USUAL: i32 = 15;
-/// Of custom resources, group and version.
+/// The priorities of custom resources: group and version.
 const CUSTOM: (i32, i32) = (1000, 100);
-/// The aggregator's own: nobody else serves it.
+/// The aggregator's own group has no APIService.
 const OWN: &str = "apiregistration.k8s.io";
 
-/// Registers, and follows the rows.
+/// Creates the APIServices, then follows the resource table.
 pub(super) async fn run(registry: Registry) {
     let mut changes = registry.resource_changes();
     loop {
         if let Err(error) = register(&registry).await {
-            tracing::warn!(%error, "APIServices of this server's groups cannot be written");
+            tracing::warn!(%error, "failed to write the APIServices of this server's groups");
         }
         if changes.changed().await.is_err() {
             return;
@@ -69,7 +70,7 @@ pub(super) async fn run(registry: Registry) {
     }
 }
 
-/// Makes what is missing, takes away what custom resources left behind.
+/// Creates missing APIServices, and deletes those of custom resources that are gone.
 async fn register(registry: &Registry) -> Result<(), StatusError> {
     let there = registry.cached::<APIService>("").await?;
     let mut wanted = BTreeSet::new();

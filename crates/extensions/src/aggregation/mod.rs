@@ -1,13 +1,13 @@
-//! Aggregation: groups of the API that other servers answer for.
+//! Aggregation: API groups that other servers serve.
 //!
 //! ```text
-//!  APIService objects ► follow ► check (is it there? what does it serve?) ► conditions
+//!  APIService objects ► follow ► check (reachable? which resources?) ► conditions
 //!                                   └► the snapshot ◄ requests, discovery, OpenAPI
 //! ```
 //!
 //! In: APIServices with a Service, those Services and their EndpointSlices. Out: [`Aggregation`],
-//! an [`Aggregator`] that passes requests on with the front proxy's certificate and the user's name
-//! in headers. Groups that this server itself serves have APIServices too: [`local`].
+//! an [`Aggregator`] that forwards requests with the front proxy's certificate and the user's name
+//! in headers. Groups that this server itself serves have APIServices, too: [`local`].
 //! Upstream: `k8s.io/kube-aggregator`.
 //!
 //! Deviation: requests go to an address of the Service's endpoints, not to its cluster IP, so that
@@ -38,40 +38,40 @@ use machinery::StatusError;
 use machinery::status::Reason;
 use transport::{ClientError, ClientOptions, HttpClient};
 
-/// How long a server that answers is believed to go on doing so. Upstream: the informers' resync.
+/// The interval between checks of an available server. Upstream: the informers' resync.
 const RECHECK: Duration = Duration::from_secs(30);
-/// How soon one that does not answer is asked again.
+/// The interval between checks of an unavailable server.
 const RETRY: Duration = Duration::from_secs(2);
 
-/// The front proxy's certificate, by which other servers know this one; empty for none.
+/// The front proxy's certificate, which authenticates this server to others. Empty if there is none.
 #[derive(Clone, Default)]
 pub struct Identity {
     pub cert_pem: String,
     pub key_pem: String,
 }
 
-/// See the module. Clones are the same.
+/// See the module. Clones share their state.
 #[derive(Clone)]
 pub struct Aggregation(Arc<Inner>);
 
 struct Inner {
-    /// Replaced when it is renewed.
+    /// Replaced when the certificate is renewed.
     identity: ArcSwap<Identity>,
-    /// What is served elsewhere, as last checked.
+    /// The groups of other servers, as of the last check.
     remotes: ArcSwap<Vec<Remote>>,
-    /// How to reach the servers, by group and version. Replaced with `remotes`.
+    /// The servers by group and version. Replaced together with `remotes`.
     backends: ArcSwap<HashMap<(String, String), Backend>>,
-    /// Clients by their settings, of which some APIService names each: connections outlive checks.
+    /// Clients by their settings. Each belongs to some APIService; connections outlive checks.
     /// Never held across an await.
     clients: Mutex<HashMap<Trust, HttpClient>>,
 }
 
-/// What tells one client from another.
+/// The settings that identify a client.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Trust {
-    /// As in the certificate: `NAME.NAMESPACE.svc`.
+    /// The name in the server's certificate: `NAME.NAMESPACE.svc`.
     server_name: String,
-    /// PEM; empty: whoever answers is believed, or nobody.
+    /// The authorities in PEM. If empty, the server's certificate is not verified, or no connection is made.
     authorities: Vec<u8>,
     is_lax: bool,
 }
@@ -96,14 +96,14 @@ impl Aggregation {
         }))
     }
 
-    /// A renewed certificate: new connections are made with it.
+    /// Takes a renewed certificate. New connections use it.
     pub fn replace_identity(&self, identity: Identity) -> Result<(), ClientError> {
         self.0.identity.store(Arc::new(identity));
         let clients = self.0.clients.lock().expect("no panic under the lock");
         clients.iter().try_for_each(|(trust, client)| client.replace_tls(&self.options(trust)))
     }
 
-    /// Registers what this server serves, and follows the APIServices until the tasks end.
+    /// Creates the APIServices of this server's groups, and follows all APIServices until the tasks end.
     pub fn start(&self, registry: &Registry, tasks: &Tasks) {
         let (aggregation, followed) = (self.clone(), registry.clone());
         tasks.spawn("aggregation", async move { aggregation.run(followed).await });
@@ -119,12 +119,12 @@ impl Aggregation {
             let is_settled = match self.refresh(&registry).await {
                 Ok(is_settled) => is_settled,
                 Err(error) => {
-                    tracing::warn!(%error, "APIServices cannot be checked");
+                    tracing::warn!(%error, "failed to check the APIServices");
                     false
                 }
             };
             let pause = match (self.0.backends.load().is_empty(), is_settled) {
-                // Nothing is elsewhere: only a new APIService changes that.
+                // No group is served elsewhere. Only a new APIService changes that.
                 (true, true) => None,
                 (_, true) => Some(RECHECK),
                 (_, false) => Some(RETRY),
@@ -144,7 +144,7 @@ impl Aggregation {
         }
     }
 
-    /// Is the object of an event a Service (or its slice) that requests go to?
+    /// Reports whether an event concerns a Service (or its EndpointSlices) behind an APIService.
     fn concerns(&self, event: &CacheEvent) -> bool {
         let Some(entry) = event.entry.as_ref().or(event.previous.as_ref()) else { return false };
         let name = entry.label("kubernetes.io/service-name").unwrap_or(&entry.key.name);
@@ -152,7 +152,7 @@ impl Aggregation {
         backends.values().any(|one| one.service == name && one.namespace == entry.key.namespace)
     }
 
-    /// Checks all. `false`: something is away and is to be asked again soon.
+    /// Checks all servers. `false` if one is unavailable and needs another check soon.
     async fn refresh(&self, registry: &Registry) -> Result<bool, StatusError> {
         let all = registry.cached::<APIService>("").await?;
         let before = self.0.remotes.load_full();
@@ -180,7 +180,7 @@ impl Aggregation {
         Ok(is_settled)
     }
 
-    /// The client for a server, the same as long as its settings are.
+    /// The client for a server. It stays the same while its settings do.
     fn client(&self, trust: &Trust) -> Result<HttpClient, String> {
         let mut clients = self.0.clients.lock().expect("no panic under the lock");
         if let Some(client) = clients.get(trust) {
@@ -207,7 +207,7 @@ impl Aggregation {
     }
 }
 
-/// Returns when an event of interest has come, or events were missed.
+/// Returns after a relevant event, or after missed events.
 async fn changed<T: k8s_openapi::Resource>(
     registry: &Registry,
     cursor: &mut Cursor,
@@ -259,7 +259,7 @@ impl Aggregator for Aggregation {
     }
 }
 
-/// Upstream's answer for a server that is away is no Status.
+/// As upstream, the answer for an unavailable server is plain text, not a Status.
 fn unavailable() -> Response<Body> {
     let mut response =
         apiserver::codec::text(StatusCode::SERVICE_UNAVAILABLE, "service unavailable\n");
@@ -273,7 +273,7 @@ fn unreachable(error: transport::ClientError) -> StatusError {
     StatusError::new(Reason::ServiceUnavailable, message).without_details()
 }
 
-/// Who asks, as other servers read it.
+/// The headers that tell other servers who the user is.
 fn user_headers(user: &UserInfo) -> HeaderMap {
     let mut headers = HeaderMap::new();
     let mut add = |name: HeaderName, value: &str| {
@@ -298,7 +298,7 @@ fn user_headers(user: &UserInfo) -> HeaderMap {
     headers
 }
 
-/// Percent-encodes what a header's name cannot have. Upstream: `headerKeyEscape`.
+/// Percent-encodes characters that are invalid in a header's name. Upstream: `headerKeyEscape`.
 fn escaped(key: &str) -> String {
     let mut out = String::with_capacity(key.len());
     let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$&'*+-.^_`|~".contains(&byte);

@@ -1,4 +1,4 @@
-//! Custom resources from JSON: unknown fields are removed and named, defaults are filled in.
+//! Decodes custom resources from JSON: removes and reports unknown fields, and applies defaults.
 
 use std::sync::Arc;
 
@@ -50,7 +50,7 @@ impl Codec for Custom {
     }
 }
 
-/// The normal form of an object of this version; the paths of what was unknown.
+/// The normal form of an object of this version, and the paths of unknown fields.
 pub fn normalize(object: &mut Unstructured, version: &Version) -> Result<Vec<String>, DecodeError> {
     let Some(schema) = &version.schema else { return Ok(vec![]) };
     let mut unknown = normal::normalize(&mut object.fields, schema);

@@ -1,7 +1,7 @@
-//! Between the versions of a custom kind.
+//! Conversion between the versions of a custom kind.
 //!
-//! Objects are put in the stored version; what is read may be in any version that once was the
-//! stored one. Without a webhook versions differ in their name only.
+//! Objects are written in the storage version. The store may also have objects in former storage
+//! versions. Without a webhook, versions differ in their name only.
 
 use std::sync::Arc;
 
@@ -17,11 +17,11 @@ struct Converter {
     family: Arc<Family>,
     index: usize,
     stored: Untyped,
-    /// How stored bytes of the present version begin.
+    /// The first bytes of objects in the present storage version.
     head: Vec<u8>,
 }
 
-/// `None` where stored bytes are what is shown.
+/// `None` if stored bytes are served unchanged.
 pub fn of(family: &Arc<Family>, index: usize) -> Option<Arc<dyn Conversion>> {
     if family.is_settled {
         return None;
@@ -61,8 +61,8 @@ impl Conversion for Converter {
         Ok(one(self.all_to_served(vec![object])?))
     }
 
-    /// As upstream reads: the version that they are kept in fills its defaults and prunes, and so does
-    /// the one that is shown.
+    /// As upstream, the storage version applies its defaults and prunes, and then the requested version
+    /// does.
     fn all_to_served(
         &self,
         mut objects: Vec<Box<dyn Object>>,

@@ -1,5 +1,5 @@
-//! The JSON paths of printer columns, scales and selectable fields: a field after the other, list
-//! indexes, `[*]`, and filters that compare (`[?(@.type=="Ready")]`). The first match counts.
+//! The JSON paths of printer columns, scales and selectable fields: fields, list
+//! indexes, `[*]`, and comparisons (`[?(@.type=="Ready")]`). The first match counts.
 //! Upstream: `client-go/util/jsonpath`, as far as CRDs use it.
 
 use serde_json::Value;
@@ -19,7 +19,7 @@ enum Step {
     },
     /// Any depth below (`..name`).
     Below(Box<str>),
-    /// What cannot be understood matches nothing.
+    /// An unsupported step, which matches nothing.
     Nothing,
 }
 
@@ -51,7 +51,7 @@ impl JsonPath {
         Self(steps.into())
     }
 
-    /// The first value that the path leads to.
+    /// The first match of the path.
     pub fn first<'a>(&self, root: &'a Value) -> Option<&'a Value> {
         let mut found = vec![root];
         for step in &self.0 {
@@ -118,7 +118,7 @@ impl Test {
     }
 }
 
-/// The next step (none for a lone dot) and what follows.
+/// The next step (none for a lone dot) and the rest of the path.
 fn step(text: &str) -> Option<(Option<Step>, &str)> {
     if let Some(after) = text.strip_prefix("..") {
         let (name, rest) = name(after);
@@ -156,7 +156,7 @@ fn step(text: &str) -> Option<(Option<Step>, &str)> {
     (!name.is_empty()).then(|| (Some(Step::Field(name.into())), rest))
 }
 
-/// A field's name, in which a backslash hides a dot.
+/// A field's name. A backslash escapes a dot.
 fn name(text: &str) -> (String, &str) {
     let mut name = String::new();
     let mut chars = text.char_indices();

@@ -1,10 +1,10 @@
-//! Custom resources: the rows that a CRD stands for.
+//! Custom resources: the registrations of a CRD's versions.
 //!
 //! In: a CRD whose names are accepted. Out: one row per served version, on the same write path as
 //! any other ([`apiserver::resource::Resource`] with `custom`): the codec prunes, the strategy
-//! defaults and validates, the conversion changes versions when objects are put and read.
+//! defaults and validates, and objects are converted when they are stored and read.
 //!
-//! Invariant: nothing here holds the CRD itself; a [`Family`] has what its rows need, and no more.
+//! Invariant: nothing here holds the CRD itself. A [`Family`] has only what its registrations need.
 
 mod codec;
 mod conversion;
@@ -32,17 +32,18 @@ use scale::Scaling;
 pub use webhook::Post;
 use webhook::Webhook;
 
-/// What all versions of a custom kind share.
+/// The fields that all versions of a custom kind share.
 pub struct Family {
     pub group: String,
     pub kind: String,
     pub list_kind: String,
     pub namespaced: bool,
-    /// The version that objects are kept in, as `example.com/v1`.
+    /// The storage version, such as `example.com/v1`.
     pub stored: String,
     pub versions: Vec<Version>,
     pub webhook: Option<Webhook>,
-    /// May stored bytes be shown as they are? Only while the CRD is as it was when they were put.
+    /// Reports whether stored bytes can be served unchanged: only if the CRD has not changed since they
+    /// were stored.
     pub is_settled: bool,
 }
 
@@ -51,10 +52,10 @@ pub struct Version {
     pub name: String,
     /// `example.com/v1`
     pub api_version: String,
-    /// `None`: whatever is given is kept.
+    /// `None` if all fields are kept.
     pub schema: Option<Schema>,
     pub has_rules: bool,
-    /// What requests for a deprecated version are warned with.
+    /// The warning for requests of a deprecated version.
     pub deprecation: Option<Box<str>>,
     pub has_status: bool,
     pub scaling: Option<Scaling>,
@@ -69,7 +70,7 @@ pub struct PrintedColumn {
     pub path: JsonPath,
 }
 
-/// A field to select by, without its leading dot.
+/// A selectable field, without its leading dot.
 pub struct Selectable {
     pub name: String,
     pub path: JsonPath,
@@ -102,7 +103,7 @@ impl Family {
     }
 }
 
-/// Names the best version that is not deprecated, where there is one.
+/// Names the best version that is not deprecated, if there is one.
 fn deprecation(
     version: &CustomResourceDefinitionVersion,
     spec: &CustomResourceDefinitionSpec,
@@ -149,8 +150,8 @@ impl Version {
     }
 }
 
-/// A CRD's spec, made ready to be served. Its rows share strategies, by which watch caches know that
-/// nothing of theirs has changed.
+/// Prepares a CRD's spec for serving. Registrations share strategies: a watch cache sees by the same
+/// strategy that its kind has not changed.
 pub struct Kinds {
     family: Arc<Family>,
     strategies: Vec<Arc<dyn Strategy>>,
@@ -166,14 +167,14 @@ impl Kinds {
         Self { family, strategies }
     }
 
-    /// The rows of the served versions. Of one that terminates, objects can be read and deleted only.
+    /// The registrations of served versions. A terminating CRD only allows reads and deletes.
     pub fn rows(&self, crd: &CustomResourceDefinition, is_terminating: bool) -> Vec<Resource> {
         let served = |index: &usize| crd.spec.versions[*index].served;
         let indexes = (0..self.family.versions.len()).filter(served);
         indexes.map(|index| self.row(crd, index, is_terminating)).collect()
     }
 
-    /// The row of the version that objects are kept in, served or not: for deleting them all.
+    /// The registration of the storage version, served or not. The deletion of all instances uses it.
     pub fn stored_row(&self, crd: &CustomResourceDefinition) -> Option<Resource> {
         let family = &self.family;
         let index = family.versions.iter().position(|one| one.api_version == family.stored)?;

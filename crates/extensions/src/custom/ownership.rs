@@ -1,5 +1,5 @@
-//! What the schema of a custom kind says to server-side apply: which fields are owned one by one,
-//! which as a whole. Made when somebody first writes.
+//! Field ownership of a custom kind in server-side apply: which fields have an owner each, and which
+//! are atomic. Derived from the schema at the first write.
 
 use std::sync::{Arc, OnceLock};
 
@@ -57,7 +57,7 @@ fn scalar(scalar: Scalar) -> Type {
     Type { scalar: Some(scalar), ..Type::default() }
 }
 
-/// `preserves`: a node on the way keeps unknown fields, and so do all below it.
+/// `preserves`: a parent keeps unknown fields, and so do all nodes below it.
 fn type_of(schema: &Schema, preserves: bool) -> Type {
     let preserves = preserves || schema.preserves;
     match schema.kind {

@@ -1,4 +1,4 @@
-//! Rows of Tables: the name, and what the CRD's printer columns say.
+//! Rows of Tables: the name and the CRD's printer columns.
 //! Upstream: `registry/customresource/tableconvertor`.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceColumnDefinition;
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::PrintedColumn;
 use super::jsonpath::JsonPath;
 
-/// The CRD's columns, or the age where it has none.
+/// The CRD's columns, or the age if it has none.
 pub fn columns(given: &[CustomResourceColumnDefinition]) -> Vec<PrintedColumn> {
     if !given.is_empty() {
         return given.iter().map(column).collect();

@@ -14,7 +14,7 @@ use serde_json::{Map, Value};
 
 use super::Family;
 
-/// Where the numbers are. Paths are plain: one field after the other.
+/// The paths of the numbers. A path is a chain of plain fields.
 pub struct Scaling {
     pub spec: FieldPath,
     pub status: FieldPath,
@@ -22,7 +22,7 @@ pub struct Scaling {
 }
 
 pub struct FieldPath {
-    /// As the CRD has it.
+    /// The path as the CRD spells it.
     pub text: String,
     parts: Vec<String>,
 }
@@ -38,7 +38,7 @@ impl FieldPath {
         rest.iter().try_fold(fields.get(first)?, |value, name| value.get(name))
     }
 
-    /// Makes the objects on the way, unless something else is there.
+    /// Creates missing parents. Fails if a parent is not an object.
     fn set(&self, fields: &mut Map<String, Value>, value: Value) -> bool {
         let Some((last, way)) = self.parts.split_last() else { return false };
         let mut at = fields;
@@ -65,7 +65,7 @@ impl Scaling {
         }
     }
 
-    /// What is wrong with the numbers in an object.
+    /// The errors of the numbers in an object.
     pub fn check(&self, fields: &Map<String, Value>, status_only: bool) -> FieldErrors {
         let mut errors = FieldErrors::default();
         let mut check = |path: &FieldPath| {

@@ -1,4 +1,4 @@
-//! How custom resources behave on the write path. Upstream: `registry/customresource/strategy.go`.
+//! The strategy of custom resources. Upstream: `registry/customresource/strategy.go`.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ fn of(object: &dyn Object) -> &Unstructured {
     object.expect()
 }
 
-/// The fields that schemas see besides the object's own.
+/// The fields apiVersion, kind and metadata, which schemas see, too.
 fn head(object: &Unstructured) -> Value {
     json!({
         "apiVersion": object.api_version, "kind": object.kind, "metadata": object.metadata,
@@ -41,8 +41,8 @@ impl Strategy for Custom {
     fn default(&self, object: &mut dyn Object) {
         let custom = object.expect_mut::<Unstructured>();
         if let Err(error) = normalize(custom, self.version()) {
-            // Admission made it so; validation refuses it.
-            tracing::debug!(%error, "an embedded object has no proper head");
+            // Admission changed the object. Validation refuses it.
+            tracing::debug!(%error, "an embedded object has invalid metadata");
         }
     }
 
@@ -201,7 +201,7 @@ fn put(custom: &mut Unstructured, status: Option<Value>) {
     }
 }
 
-/// The status is checked by its own part of the schema.
+/// Validates the status with its part of the schema.
 fn status_errors(object: &Unstructured, old: &Unstructured, version: &Version) -> FieldErrors {
     let schema = version.schema.as_ref().and_then(|schema| schema.property("status"));
     match (object.fields.get("status"), schema) {
@@ -212,7 +212,7 @@ fn status_errors(object: &Unstructured, old: &Unstructured, version: &Version) -
     }
 }
 
-/// Asks the rules of the schema, unless the object is too wrong for them.
+/// Evaluates the rules of the schema, unless earlier errors block them.
 fn ask_rules(
     version: &Version,
     object: &Unstructured,
@@ -228,7 +228,7 @@ fn ask_rules(
     errors.append(rules::check(&now, before.as_ref(), schema));
 }
 
-/// Rules are not asked about objects that are wrong in these ways.
+/// Errors that block the evaluation of rules.
 fn is_blocking(error: &FieldError) -> bool {
     matches!(
         error.reason,

@@ -1,7 +1,7 @@
-//! Conversion by webhook: a ConversionReview there, converted objects back.
+//! Conversion by webhook: sends a ConversionReview, gets converted objects.
 //!
-//! In: objects in one version, the version wanted. Out: the same objects in it, whose metadata is
-//! what it was but for labels and annotations. Upstream: `apiserver/conversion/webhook_converter.go`.
+//! In: objects in one version, and the wanted version. Out: the same objects in that version. A webhook
+//! can change only labels and annotations of the metadata. Upstream: `apiserver/conversion/webhook_converter.go`.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -17,15 +17,15 @@ use machinery::object::Unstructured;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-/// What fails after this time kept somebody waiting.
+/// A failure after more than this time counts as slow.
 const SLOW: Duration = Duration::from_secs(1);
-/// How long a webhook is left alone that kept somebody waiting.
+/// The pause after a slow failure. Requests fail at once meanwhile.
 const PAUSE: Duration = Duration::from_secs(5);
-/// How long a webhook may take. Upstream: 30 s.
+/// The timeout of a call. Upstream: 30 s.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Posts a body to where a client configuration leads. The server's own webhook client does it: its
-/// connections are kept, and Services are found.
+/// Posts a body to the address of a client configuration. The server's webhook client does it: it keeps
+/// connections and resolves Services.
 pub type Post = Arc<
     dyn Fn(WebhookClientConfig, Bytes, Duration) -> BoxFuture<'static, Result<Bytes, String>>
         + Send
@@ -35,14 +35,14 @@ pub type Post = Arc<
 pub struct Webhook {
     post: Post,
     client: WebhookClientConfig,
-    /// The version of the review that both sides know.
+    /// The version of the review that both sides support.
     review: String,
-    /// When it last kept us waiting for nothing, and how that ended. Held for a look.
+    /// The time and the error of the last slow failure. The lock is held only for a read or a write.
     silent: Mutex<Option<(Instant, String)>>,
 }
 
 impl Webhook {
-    /// `None`: the CRD converts by name only.
+    /// `None` if the CRD's conversion strategy is `None`.
     pub fn of(crd: &CustomResourceDefinition, post: &Post) -> Option<Self> {
         let conversion = crd.spec.conversion.as_ref()?;
         let webhook = conversion.webhook.as_ref().filter(|_| conversion.strategy == "Webhook")?;
@@ -56,10 +56,9 @@ impl Webhook {
         })
     }
 
-    /// Changes the objects to the wanted version, all by one review. Waits for the answer: conversions
-    /// happen where bytes become objects, which is not the place to yield. Other tasks of this thread
-    /// are moved to another one meanwhile. A webhook that did not answer in time is not asked by
-    /// others for [`PAUSE`]: each of them would wait as long, and hold a thread.
+    /// Converts the objects to the wanted version with one review, and blocks until the answer comes:
+    /// decoding cannot yield. Other tasks of this thread move to another thread meanwhile. After a timeout
+    /// no request calls the webhook for [`PAUSE`]: each would wait as long and block a thread.
     pub fn convert(
         &self,
         mut objects: Vec<&mut Unstructured>,
@@ -142,7 +141,7 @@ impl Webhook {
     }
 }
 
-/// The converted object, if it still is the one that was sent.
+/// The converted object, if its identity is unchanged.
 fn checked(
     index: usize,
     sent: &Unstructured,

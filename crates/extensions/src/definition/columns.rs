@@ -32,7 +32,7 @@ pub fn check_column(
     }
 }
 
-/// Says whether it is one.
+/// Reports whether the text is a valid simple JSON path.
 fn check_simple_path(text: &str, path: &Path, errors: &mut FieldErrors) -> bool {
     let is_simple = text.starts_with('.');
     if !is_simple {

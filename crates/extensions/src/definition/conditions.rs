@@ -18,8 +18,8 @@ pub fn new(kind: &str, is_true: bool, reason: &str, message: &str) -> Condition 
     }
 }
 
-/// Puts a condition in the place of its kind; its time changes with its status only. The generation
-/// that somebody noted in it stays: upstream's controllers note none.
+/// Replaces the condition of the same type. Its transition time changes only with its status. It keeps
+/// its observedGeneration: upstream's controllers set none.
 pub fn set(status: &mut CustomResourceDefinitionStatus, mut condition: Condition) {
     let all = status.conditions.get_or_insert_default();
     let now = Some(Time(base::clock::now_seconds()));

@@ -1,5 +1,5 @@
-//! Where upstream says that an error is: what all versions have in common, it moves out of them
-//! (`spec.validation` instead of `spec.versions[0].schema`) before it checks.
+//! The field paths of upstream's errors. Before upstream validates, it moves fields that all versions
+//! share to the spec (`spec.validation` instead of `spec.versions[0].schema`).
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinitionSpec, CustomResourceDefinitionVersion,
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 type Version = CustomResourceDefinitionVersion;
 
-/// What all versions share.
+/// The fields that all versions share.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Hoisted {
     pub schema: bool,
@@ -34,7 +34,7 @@ impl Hoisted {
     }
 }
 
-/// A version as Go prints it in an error: the fields' own names, in their order.
+/// Prints a version as Go does in an error: Go's field names in Go's order.
 #[derive(Serialize)]
 #[serde(rename_all = "PascalCase")]
 struct Shown<'a> {
@@ -49,7 +49,7 @@ struct Shown<'a> {
     selectable_fields: Value,
 }
 
-/// The versions of an error; none at all are `null`.
+/// The versions in an error. An absent list prints as `null`.
 pub fn shown(spec: &CustomResourceDefinitionSpec, hoisted: Hoisted) -> impl Serialize + use<'_> {
     let unless = |hoisted: bool, value: Value| if hoisted { Value::Null } else { value };
     let one = move |version| {

@@ -1,7 +1,7 @@
-//! CustomResourceDefinitions as objects: their row, defaults, and what writes may change.
+//! CustomResourceDefinitions as objects: their registration, defaults, and the rules of updates.
 //!
-//! In: CRDs of clients. Out: CRDs as they are kept. What they bring about (names, rows, the end of
-//! instances) is the [`controller`](crate::controller)'s.
+//! In: CRDs of clients. Out: stored CRDs. The [`controller`](crate::controller) acts on them: names,
+//! registrations, deletion of instances.
 //! Upstream: `apiextensions-apiserver/pkg/registry/customresourcedefinition`.
 
 mod columns;
@@ -34,10 +34,10 @@ use crate::schema::{Kind, formats};
 
 pub const GROUP: &str = "apiextensions.k8s.io";
 pub const PLURAL: &str = "customresourcedefinitions";
-/// Keeps a CRD until its instances are gone.
+/// The finalizer that keeps a CRD until its instances are deleted.
 pub const FINALIZER: &str = "customresourcecleanup.apiextensions.k8s.io";
 
-/// The row of the CRDs themselves.
+/// The registration of the kind CustomResourceDefinition.
 pub fn row(facts: Option<Arc<dyn PatchFacts>>) -> Resource {
     Resource {
         group: GROUP.into(),
@@ -92,7 +92,7 @@ impl Strategy for Definitions {
         true
     }
 
-    /// Its own finalizer has no domain.
+    /// The server's own finalizer has no domain.
     fn metadata_rules(&self) -> MetadataRules {
         MetadataRules::Plain
     }
@@ -109,7 +109,7 @@ impl Strategy for Definitions {
     fn prepare_update(&self, ctx: &RequestContext, object: &mut dyn Object, old: &dyn Object) {
         let (crd, old) = (object.expect_mut::<CustomResourceDefinition>(), of(old));
         if ctx.subresource == "status" {
-            // Upstream means to keep the metadata, too, and does not.
+            // Upstream intends to keep the metadata, too, but does not.
             crd.spec = old.spec.clone();
             return;
         }
@@ -151,7 +151,7 @@ impl Strategy for Definitions {
         false
     }
 
-    /// Upstream: the first delete only marks; the controller does the rest.
+    /// As upstream, the first delete only sets the deletion timestamp. The controller does the rest.
     fn starts_deleting(&self, object: &mut dyn Object) {
         let crd = object.expect_mut::<CustomResourceDefinition>();
         let ObjectMeta { finalizers, generation, deletion_grace_period_seconds, .. } =
@@ -160,7 +160,7 @@ impl Strategy for Definitions {
         if !finalizers.iter().any(|one| one == FINALIZER) {
             finalizers.push(FINALIZER.into());
         }
-        // No change of the spec, and no grace.
+        // The spec does not change, and there is no grace period.
         *generation = generation.map(|generation| (generation - 1).max(1));
         *deletion_grace_period_seconds = None;
         let message =
@@ -174,7 +174,7 @@ impl Strategy for Definitions {
 }
 
 fn default_spec(spec: &mut CustomResourceDefinitionSpec) {
-    // Go leaves out what is false.
+    // Go omits a false value.
     spec.preserve_unknown_fields.take_if(|preserves| !*preserves);
     let names = &mut spec.names;
     if names.singular.as_deref().unwrap_or_default().is_empty() && !names.kind.is_empty() {
@@ -192,7 +192,7 @@ fn default_spec(spec: &mut CustomResourceDefinitionSpec) {
     }
 }
 
-/// The version that objects are kept in.
+/// The storage version.
 pub fn storage_version(spec: &CustomResourceDefinitionSpec) -> Option<&str> {
     spec.versions.iter().find(|version| version.storage).map(|version| version.name.as_str())
 }

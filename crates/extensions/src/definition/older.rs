@@ -1,7 +1,7 @@
-//! CRDs as upstream keeps them: in `v1beta1`, which nobody serves any more.
+//! CRDs that upstream stored in `v1beta1`, which no server serves any more.
 //!
-//! In: what an upstream API server wrote to an etcd that both share. Out: the same object in `v1`.
-//! What is written here is `v1`; upstream reads both.
+//! In: an object that upstream's API server wrote to a shared etcd. Out: the same object in `v1`.
+//! This server writes `v1`. Upstream reads both.
 //! Upstream: `k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/{v1,v1beta1}/conversion.go`.
 
 use bytes::Bytes;
@@ -11,14 +11,14 @@ use serde_json::{Map, Value, json};
 
 use super::{GROUP, PLURAL};
 
-/// What `v1` has in each version, and `v1beta1` also, or only, once for all: its name there and here.
+/// Fields that `v1` has in each version and `v1beta1` has, also or only, in the spec: (old name, new name).
 const ONCE_FOR_ALL: &[(&str, &str)] = &[
     ("validation", "schema"),
     ("subresources", "subresources"),
     ("additionalPrinterColumns", "additionalPrinterColumns"),
 ];
 
-/// The `v1` of a CRD that is kept in `v1beta1`; `None` for anything else.
+/// Converts a CRD in `v1beta1` to `v1`. `None` for anything else.
 pub fn modern(key: &[u8], value: &[u8]) -> Option<Result<Bytes, serde_json::Error>> {
     let below = key.strip_prefix(b"/registry/")?.strip_prefix(GROUP.as_bytes())?;
     below.strip_prefix(b"/")?.strip_prefix(PLURAL.as_bytes())?.strip_prefix(b"/")?;
@@ -59,7 +59,7 @@ fn convert(spec: &mut Map<String, Value>) {
             }
         }
     }
-    // Left out there, it was meant.
+    // The default in `v1beta1` is true.
     match spec.get("preserveUnknownFields") {
         None => _ = spec.insert("preserveUnknownFields".into(), true.into()),
         Some(Value::Bool(false)) => _ = spec.remove("preserveUnknownFields"),

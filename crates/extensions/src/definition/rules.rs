@@ -1,4 +1,4 @@
-//! Are the rules of a schema expressions that fit it? Upstream: the CEL part of
+//! Validates the CEL rules of a schema: types and cost. Upstream: the CEL part of
 //! `ValidateCustomResourceDefinitionOpenAPISchema`.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::JSONSchemaProps;
@@ -8,10 +8,10 @@ use crate::schema::extent::{self, REQUEST};
 use crate::schema::rules::Rule;
 use crate::schema::{Additional, Kind, List, Schema};
 
-/// What one rule may cost at most, and all rules of a schema together. Upstream's numbers.
+/// The cost limits of one rule and of all rules of a schema. Upstream's numbers.
 const RULE_LIMIT: u64 = 10_000_000;
 const SCHEMA_LIMIT: u64 = 100_000_000;
-/// The most expensive rules that are named.
+/// The number of expensive rules that the error names.
 const NAMED: usize = 4;
 
 pub fn check(schema: &JSONSchemaProps, path: &Path) -> FieldErrors {
@@ -22,13 +22,13 @@ pub fn check(schema: &JSONSchemaProps, path: &Path) -> FieldErrors {
     asked.errors
 }
 
-/// A schema on the way.
+/// A node on the path to the current one.
 struct Node {
     path: Path,
-    /// The first node on the way whose parts cannot be told to be the same as before.
+    /// The first node on the path whose parts cannot be matched with those of the old object.
     loose: Option<Path>,
     is_root: bool,
-    /// How many values there may be; `None`: nothing limits them.
+    /// The largest number of values. `None` if nothing limits it.
     count: Option<u64>,
 }
 
@@ -77,10 +77,10 @@ impl Asked {
         });
         self.cost(&rule_path, "estimated rule cost", cost);
         if let Err(why) = &compiled.rule {
-            self.errors.invalid(&rule_path, &*rule.text, why);
+            self.errors.invalid(&rule_path, rule.as_internal(), why);
         }
         match &compiled.message {
-            Some(Err(why)) => self.errors.invalid(&message_path, &*rule.message_expression, why),
+            Some(Err(why)) => self.errors.invalid(&message_path, rule.as_internal(), why),
             Some(Ok(_)) => {
                 self.cost(&message_path, "estimated messageExpression cost", message_cost);
             }
@@ -124,7 +124,7 @@ impl Asked {
     }
 }
 
-/// By how many values there may be more below than here; `None`: nothing says.
+/// The factor by which a node multiplies the number of values below it. `None` if nothing limits it.
 fn most_elements(schema: &Schema) -> Option<u64> {
     let checks = schema.checks.as_deref();
     let limit = match (schema.kind, &schema.additional) {
@@ -195,7 +195,18 @@ mod tests {
         );
     }
 
-    /// Many values, each with a rule that is cheap.
+    #[test]
+    fn errors_of_expressions_show_the_whole_rule() {
+        check(
+            json!({ "type": "object", "properties": { "a": { "type": "integer" } },
+                "x-kubernetes-validations": [{ "rule": " self.b == 1\n", "message": "m" }] }),
+            &[
+                "s.x-kubernetes-validations[0].rule: Invalid value: {\"Rule\":\" self.b == 1\\n\",\"Message\":\"m\",\"MessageExpression\":\"\",\"Reason\":null,\"FieldPath\":\"\",\"OptionalOldSelf\":null}: compilation failed",
+            ],
+        );
+    }
+
+    /// A cheap rule on many values.
     #[test]
     fn the_number_of_values_counts() {
         let of = |most: Value| {

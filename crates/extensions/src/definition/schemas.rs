@@ -1,5 +1,5 @@
-//! What is wrong with the schema of a version, structure apart: keywords that are not supported,
-//! list and map types, the shape of rules.
+//! Validates the schema of a version except its structure: unsupported keywords, list and map types,
+//! the fields of rules.
 //! Upstream: `ValidateCustomResourceDefinitionOpenAPISchema`.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
@@ -15,7 +15,7 @@ const TYPES: &[&str] = &["array", "boolean", "integer", "number", "object", "str
 const REASONS: &[&str] =
     &["FieldValueDuplicate", "FieldValueForbidden", "FieldValueInvalid", "FieldValueRequired"];
 
-/// Does any node fulfil `test`?
+/// Reports whether any node passes `test`.
 pub fn any(schema: &Props, test: &mut dyn FnMut(&Props) -> bool) -> bool {
     if test(schema) {
         return true;
@@ -50,10 +50,10 @@ pub fn is(flag: Option<bool>) -> bool {
     flag == Some(true)
 }
 
-/// What the way down to a node forbids.
+/// What the parents of a node forbid.
 #[derive(Clone, Default)]
 struct Place {
-    /// Why there may be no defaults here.
+    /// The reason why defaults are forbidden here.
     no_defaults: Option<String>,
     inside_metadata: bool,
 }
@@ -160,7 +160,7 @@ fn check_additional(schema: &Props, path: &Path, place: &Place, errors: &mut Fie
     check_node(inner, &path.child("additionalProperties"), &place, false, errors);
 }
 
-/// A keyword that is for one type only.
+/// A keyword that applies to one type only.
 fn check_host(
     schema: &Props,
     wanted: &str,

@@ -8,7 +8,7 @@ use machinery::field::{FieldErrors, Path};
 
 use super::schemas;
 
-/// How many fields of a version can be selected by.
+/// The largest number of selectable fields of a version.
 const LIMIT: usize = 8;
 
 /// A path in parts, and whether each is a key (`['a']`) rather than a field (`.a`).
@@ -38,7 +38,7 @@ pub fn parse(text: &str, may_index: bool) -> Result<Vec<(String, bool)>, String>
     if parts.is_empty() { Err("must not be empty".into()) } else { Ok(parts) }
 }
 
-/// The schema that a path leads to.
+/// The schema at a path.
 pub fn resolve<'a>(
     text: &str,
     schema: &'a JSONSchemaProps,

@@ -1,4 +1,5 @@
-//! Is a schema structural: does it say of every field what it is, outside of `allOf` and its like?
+//! Checks that a schema is structural: that it gives the type of each field outside of `allOf`, `anyOf`,
+//! `oneOf` and `not`.
 //! Upstream: `apiserver/schema/{validation,complete}.go`.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
@@ -18,7 +19,7 @@ enum Level {
     Field,
 }
 
-/// Sorted by their texts, as upstream does.
+/// Errors are sorted by their text, as upstream does.
 pub fn check(schema: &Props, path: &Path) -> FieldErrors {
     let mut errors = FieldErrors::default();
     check_node(schema, Level::Root, path, &mut errors);
@@ -165,7 +166,7 @@ fn check_values(
     }
 }
 
-/// Inside of `allOf` and its like, values are restricted, not described.
+/// Inside `allOf`, `anyOf`, `oneOf` and `not`, a schema restricts values. It does not describe them.
 fn check_nested(schema: &Props, skip_any: bool, path: &Path, errors: &mut FieldErrors) {
     check_values(schema, skip_any, false, path, errors);
     if let Some(items) = items(schema) {
@@ -213,7 +214,7 @@ fn check_nested(schema: &Props, skip_any: bool, path: &Path, errors: &mut FieldE
     }
 }
 
-/// What is restricted must be described.
+/// Each restricted field must be described outside.
 fn check_complete(
     values: &Props,
     described: Option<&Props>,

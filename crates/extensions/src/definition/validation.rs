@@ -1,4 +1,4 @@
-//! What is wrong with a CustomResourceDefinition, in upstream's words and order.
+//! Validates CustomResourceDefinitions, with upstream's messages in upstream's order.
 //! Upstream: `apiextensions/validation`.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
@@ -155,7 +155,7 @@ fn check_versions(
     }
 }
 
-/// What all versions share is checked once, at its own place.
+/// Fields that all versions share are checked once, at the path of the spec.
 fn check_shared(
     spec: &CustomResourceDefinitionSpec,
     hoisted: Hoisted,
@@ -229,7 +229,7 @@ fn check_deprecation(
     }
 }
 
-/// Keywords that would be lost if the status were validated by its own part of the schema.
+/// Keywords at the root that the server would not apply to the status alone.
 const NOT_AT_ROOT: &[&str] = &[
     "default",
     "enum",
@@ -287,7 +287,7 @@ fn check_schema(
         wrong = defaults::check(schema, &path);
     }
     wrong.append(schemas::check(schema, &path));
-    // Rules about fields that are wrong themselves are told when those are right.
+    // Errors of rules are reported only once the fields that they use are valid.
     if wrong.is_empty() {
         wrong = rules::check(schema, &path);
     }
@@ -464,7 +464,7 @@ fn check_status(crd: &CustomResourceDefinition, errors: &mut FieldErrors) {
     }
 }
 
-/// What an annotation says about a group of the Kubernetes project itself.
+/// The approval annotation of a group of the Kubernetes project.
 #[derive(PartialEq, Eq)]
 enum Approval {
     Missing,

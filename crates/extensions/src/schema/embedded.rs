@@ -1,5 +1,5 @@
-//! Whole objects inside of custom resources (`x-kubernetes-embedded-resource`): their kind, version
-//! and metadata are checked as those of any object. Upstream: `schema/objectmeta`.
+//! Whole objects in custom resources (`x-kubernetes-embedded-resource`). Their apiVersion, kind and
+//! metadata are validated like those of any object. Upstream: `schema/objectmeta`.
 
 use machinery::ObjectMeta;
 use machinery::field::{FieldErrors, Path};
@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use super::{Additional, Schema};
 
-/// Unknown fields of embedded metadata are removed and named; malformed metadata is an error.
+/// Removes unknown fields of embedded metadata and returns their paths. Malformed metadata is an error.
 pub fn coerce(
     fields: &mut Map<String, Value>,
     schema: &Schema,
@@ -80,7 +80,7 @@ fn coerce_head(
     Ok(())
 }
 
-/// Metadata, and the paths of fields that it does not have.
+/// The metadata, and the paths of unknown fields.
 pub fn metadata(json: &Value) -> Result<(ObjectMeta, Vec<String>), String> {
     let mut unknown = vec![];
     let note = |path: serde_ignored::Path<'_>| unknown.push(path.to_string());
@@ -90,14 +90,14 @@ pub fn metadata(json: &Value) -> Result<(ObjectMeta, Vec<String>), String> {
     }
 }
 
-/// What is wrong with the heads of embedded objects.
+/// The errors in apiVersion, kind and metadata of embedded objects.
 pub fn check(fields: &Map<String, Value>, schema: &Schema) -> FieldErrors {
     let mut errors = FieldErrors::default();
     check_fields(fields, schema, &Path::default(), &mut errors);
     errors
 }
 
-/// The same for a default, which may be such an object itself.
+/// The same for a default value, which may itself be an embedded object.
 pub fn check_value(value: &Value, schema: &Schema, path: &Path, errors: &mut FieldErrors) {
     match value {
         Value::Object(fields) => {

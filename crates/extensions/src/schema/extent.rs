@@ -1,7 +1,7 @@
-//! How big the values of a schema may be, for what its rules may cost.
+//! The largest values that a schema allows. The cost limits of its rules depend on them.
 //!
-//! In: a schema. Out: an [`Extent`], and the fewest bytes that a value takes in a request: where nothing
-//! limits a list, the size of a request does. Upstream: `SchemaDeclType`.
+//! In: a schema. Out: an [`Extent`], and the smallest size of a value in a request, in bytes:
+//! the size of a request limits a list that has no `maxItems`. Upstream: `SchemaDeclType`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,10 +10,10 @@ use cel::cost::Extent;
 
 use super::{Additional, Kind, Schema};
 
-/// The biggest request.
+/// The largest request, in bytes.
 pub const REQUEST: u64 = 3 << 20;
 const QUOTES: u64 = 2;
-/// JSON of a time and of a duration.
+/// The size of a time and of a duration in JSON.
 const DATE: u64 = 12;
 const TIME: u64 = 21;
 const LONGEST_TIME: u64 = 32;
@@ -21,7 +21,7 @@ const DURATION: u64 = 3;
 /// Bytes of a character.
 const WIDEST: u64 = 4;
 
-/// An extent, and the fewest bytes. `None`: rules do not see such values.
+/// An extent, and the smallest size in bytes. `None` if rules cannot see such values.
 pub fn of(schema: &Schema, is_root: bool) -> Option<(Arc<Extent>, u64)> {
     let limit = |pick: fn(&super::Checks) -> Option<i64>| {
         let checks = schema.checks.as_deref()?;

@@ -1,4 +1,4 @@
-//! String formats: which are checked, and how. Upstream: `kube-openapi/pkg/validation/strfmt`.
+//! The string formats that are checked. Upstream: `kube-openapi/pkg/validation/strfmt`.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::LazyLock;
@@ -7,7 +7,7 @@ use regex_lite::Regex;
 
 use super::Kind;
 
-/// Name without dashes (but for Kubernetes' own), and the check.
+/// The name without dashes, and its check. Kubernetes' own formats keep their dashes.
 type Format = (&'static str, fn(&str) -> bool);
 
 const FORMATS: &[Format] = &[
@@ -44,7 +44,7 @@ fn find(format: &str) -> Option<&'static Format> {
     FORMATS.iter().find(|(name, _)| *name == format || *name == plain)
 }
 
-/// Is the format one that means something for this type?
+/// Reports whether the format applies to this type.
 pub fn is_checked(kind: Kind, format: &str) -> bool {
     match kind {
         Kind::Any | Kind::String => find(format).is_some(),
@@ -54,7 +54,7 @@ pub fn is_checked(kind: Kind, format: &str) -> bool {
     }
 }
 
-/// Does the text have the format? Formats of other types match any.
+/// Reports whether the text has the format. Any text matches a format of another type.
 pub fn matches_format(format: &str, text: &str) -> bool {
     find(format).is_none_or(|(_, check)| check(text))
 }
@@ -117,7 +117,7 @@ fn is_hostname(text: &str) -> bool {
     is_top && labels.iter().all(is_label)
 }
 
-/// As Go before 1.17: leading zeros are no harm.
+/// Like Go before 1.17, this accepts leading zeros.
 fn sloppy_ip(text: &str) -> bool {
     if text.contains(':') {
         return text.parse::<Ipv6Addr>().is_ok();
@@ -236,7 +236,7 @@ fn is_date_time(text: &str) -> bool {
     is_date(date) && &found[1] <= "23" && &found[2] <= "59" && &found[3] <= "59"
 }
 
-/// Go's durations (`1h30m`), or numbers with the units that Scala has (`5 minutes`).
+/// Accepts Go's durations (`1h30m`), and numbers with Scala's units (`5 minutes`).
 fn is_duration(text: &str) -> bool {
     base::duration::nanos(text).is_ok() || {
         const UNITS: &[&str] = &[

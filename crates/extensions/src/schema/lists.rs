@@ -1,4 +1,4 @@
-//! Lists that are sets or maps: no element twice. Upstream: `schema/listtype`.
+//! Checks that lists of type `set` and `map` have no duplicates. Upstream: `schema/listtype`.
 
 use machinery::field::{FieldErrors, Path};
 use serde_json::{Map, Value};
@@ -61,13 +61,13 @@ fn check_map(items: &[Value], keys: &[Box<str>], path: &Path, errors: &mut Field
     }
 }
 
-/// The part of an element that tells it from others.
+/// The part of an element that identifies it: its keys, or the whole value of a set.
 pub fn key(item: &Value, keys: &[Box<str>]) -> Value {
     let field = |key: &str| Some((key.to_owned(), item.get(key)?.clone()));
     Value::Object(keys.iter().filter_map(|key| field(key)).collect())
 }
 
-/// The second places of values that are there more than once.
+/// The indexes of duplicates.
 fn repeated<'a>(values: impl Iterator<Item = &'a Value>) -> Vec<usize> {
     let mut seen = std::collections::HashMap::new();
     let mut repeated = vec![];

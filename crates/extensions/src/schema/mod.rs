@@ -1,11 +1,11 @@
-//! The schema of a custom kind in one version, in the form that the server works with.
+//! The schema of one version of a custom kind, in the server's internal form.
 //!
-//! In: the `openAPIV3Schema` of a CRD, checked before ([`crate::definition`]). Out: objects with
-//! defaults and without unknown fields ([`normal`]), and what is wrong with them ([`validate`],
+//! In: the `openAPIV3Schema` of a CRD, validated by [`crate::definition`]. Out: objects with
+//! defaults and without unknown fields ([`normal`]), and their errors ([`validate`],
 //! [`lists`], [`embedded`], [`rules`]).
 //!
-//! A [`Schema`] is small: descriptions stay in the stored CRD, keywords that a node does not have
-//! take no room, and regular expressions are compiled when the first value meets them.
+//! A [`Schema`] is small: descriptions stay in the stored CRD, absent keywords
+//! take no memory, and regular expressions are compiled at their first use.
 
 pub mod embedded;
 pub mod extent;
@@ -38,11 +38,11 @@ pub struct Schema {
     pub atomic_map: bool,
     pub additional: Additional,
     pub list: List,
-    /// By name, sorted.
+    /// Sorted by name.
     pub properties: Box<[(Box<str>, Schema)]>,
     pub items: Option<Box<Schema>>,
     pub default: Option<Box<Value>>,
-    /// Only formats that are checked.
+    /// The format, if the server checks it.
     pub format: Option<Box<str>>,
     pub checks: Option<Box<Checks>>,
     /// `x-kubernetes-validations`
@@ -103,11 +103,11 @@ pub enum List {
     #[default]
     Atomic,
     Set,
-    /// With the keys that tell elements apart.
+    /// With the keys that identify elements.
     Map(Box<[Box<str>]>),
 }
 
-/// What values must be, besides their type.
+/// The restrictions of values other than their type.
 #[derive(Debug, Default)]
 pub struct Checks {
     pub maximum: Option<f64>,
@@ -183,7 +183,7 @@ impl Schema {
         Some(&self.properties[at].1)
     }
 
-    /// The schema of a field: a property, or any other where those are described.
+    /// The schema of a field: its property, or else `additionalProperties`.
     pub fn field(&self, name: &str) -> Option<&Schema> {
         self.property(name).or(match &self.additional {
             Additional::Schema(schema) => Some(schema),
@@ -191,7 +191,7 @@ impl Schema {
         })
     }
 
-    /// Does any node fulfil `test`?
+    /// Reports whether any node passes `test`.
     pub fn any(&self, test: &mut dyn FnMut(&Schema) -> bool) -> bool {
         test(self)
             || self.properties.iter().any(|(_, schema)| schema.any(test))

@@ -1,7 +1,7 @@
-//! Objects as they are kept: defaults filled in, unknown fields and impossible nulls removed.
+//! The stored form of objects: with defaults, without unknown fields and invalid nulls.
 //!
 //! In: the fields of an object (without apiVersion, kind and metadata at its root), a schema. Out:
-//! the same object in normal form, and the paths of what was removed. Doing it twice changes
+//! the same object in normal form, and the paths of removed fields. A second pass changes
 //! nothing. Upstream: `schema/{defaulting,pruning}`.
 
 use serde_json::{Map, Value};
@@ -10,7 +10,7 @@ use super::{Additional, Schema};
 
 type Fields = Map<String, Value>;
 
-/// Defaults, pruning, nulls, in that order. The paths of unknown fields are sorted.
+/// Applies defaults, prunes, then removes nulls. Returns the sorted paths of unknown fields.
 pub fn normalize(fields: &mut Fields, schema: &Schema) -> Vec<String> {
     default_fields(fields, schema);
     let mut pruning = Pruning::default();
@@ -20,7 +20,7 @@ pub fn normalize(fields: &mut Fields, schema: &Schema) -> Vec<String> {
     pruning.unknown
 }
 
-/// Does nothing change when a value of this default is pruned?
+/// Reports whether pruning leaves this default unchanged.
 pub fn is_pruned(value: &Value, schema: &Schema) -> bool {
     let mut pruned = value.clone();
     let mut pruning = Pruning::default();
@@ -154,7 +154,7 @@ impl Pruning {
         }
     }
 
-    /// What nobody described stays; what is described is pruned inside.
+    /// Undescribed fields stay. Described fields are pruned inside.
     fn kept_fields(&mut self, fields: &mut Fields, schema: &Schema) {
         for (name, value) in fields.iter_mut() {
             if schema.embedded && is_meta(name) {
@@ -184,7 +184,7 @@ impl Pruning {
     }
 }
 
-/// Nulls that may not be and have no default are as good as absent.
+/// Removes nulls of fields that are not nullable and have no default.
 fn drop_nulls(fields: &mut Fields, schema: Option<&Schema>) {
     let schema_of = |name: &str| schema.and_then(|schema| schema.field(name));
     fields.retain(|name, value| {

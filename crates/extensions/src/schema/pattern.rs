@@ -1,11 +1,11 @@
 //! Regular expressions of schemas.
 //!
-//! Compiled when first used, by the small engine, whose classes are ASCII as Go's are; by the big
-//! one only where Unicode classes are asked for. Both match in linear time.
+//! An expression is compiled at its first use. The small engine has ASCII classes, as Go has. The big
+//! engine serves expressions with Unicode classes. Both match in linear time.
 
 use std::sync::OnceLock;
 
-/// The size of a compiled expression that is still accepted.
+/// The largest compiled expression that is accepted, in bytes.
 const SIZE_LIMIT: usize = 1 << 20;
 
 pub struct Pattern {
@@ -27,7 +27,7 @@ impl Pattern {
         &self.text
     }
 
-    /// Is there a match anywhere? An expression that does not compile matches nothing.
+    /// Reports whether the text has a match anywhere. An expression that does not compile matches nothing.
     pub fn matches(&self, value: &str) -> bool {
         match self.compiled.get_or_init(|| compile(&self.text).ok()) {
             Some(Engine::Small(regex)) => regex.is_match(value),
@@ -36,7 +36,7 @@ impl Pattern {
         }
     }
 
-    /// Why it does not compile.
+    /// The error of an expression that does not compile.
     pub fn check(text: &str) -> Result<(), String> {
         compile(text).map(|_| ())
     }
@@ -50,7 +50,7 @@ fn compile(text: &str) -> Result<Engine, String> {
     built.map(|regex| Engine::Big(Box::new(regex))).map_err(|_| go_error(text))
 }
 
-/// What is wrong, as Go's parser says it for the common cases.
+/// The error in the words of Go's parser, for the common cases.
 fn go_error(text: &str) -> String {
     let mut open = 0i32;
     let mut class = None;

@@ -1,8 +1,8 @@
-//! Rules in CEL (`x-kubernetes-validations`): compiled when first asked, evaluated on values.
+//! Rules in CEL (`x-kubernetes-validations`), compiled at their first use.
 //!
-//! In: a value, the value before, a schema with rules. Out: errors with upstream's words. A rule
-//! that compares with `oldSelf` is asked only where there is a value before, unless it says that it
-//! can do without. What did not change is not refused by rules that look at the new value alone.
+//! In: a value, the old value, a schema with rules. Out: errors with upstream's messages. A rule with
+//! `oldSelf` runs only if there is an old value, unless it has `optionalOldSelf`. A rule without
+//! `oldSelf` does not refuse an unchanged value.
 //! Upstream: `apiserver/schema/cel/validation.go`.
 
 use std::collections::BTreeMap;
@@ -17,13 +17,13 @@ use serde_json::Value;
 use super::validate::counterpart;
 use super::{Additional, Kind, List, Schema};
 
-/// What one evaluation may cost, and what all of an object together. Upstream's numbers.
+/// The cost limits of one evaluation and of all evaluations of an object. Upstream's numbers.
 pub const CALL_LIMIT: u64 = 1_000_000;
 const OBJECT_LIMIT: u64 = 10_000_000;
 const EXHAUSTED: &str =
     "validation failed due to running out of cost budget, no further validation rules will be run";
 
-/// A rule, and its programs once it was asked.
+/// A rule. Its programs are compiled at the first evaluation.
 pub struct Rule {
     pub text: Box<str>,
     message: Box<str>,
@@ -34,7 +34,7 @@ pub struct Rule {
     compiled: OnceLock<Compiled>,
 }
 
-/// What a rule's texts come to.
+/// The compiled programs of a rule.
 pub struct Compiled {
     pub rule: Result<Program, String>,
     pub message: Option<Result<Program, String>>,
@@ -48,26 +48,47 @@ impl std::fmt::Debug for Rule {
 
 impl Rule {
     pub fn new(from: &ValidationRule) -> Self {
-        let text = |text: &Option<String>| -> Box<str> {
-            text.as_deref().unwrap_or_default().trim().into()
-        };
+        let text =
+            |text: &Option<String>| -> Box<str> { text.as_deref().unwrap_or_default().into() };
         Self {
-            text: from.rule.trim().into(),
+            text: from.rule.as_str().into(),
             message: text(&from.message),
             message_expression: text(&from.message_expression),
             reason: from.reason.as_deref().map(Into::into),
-            field_path: text(&from.field_path),
+            field_path: from.field_path.as_deref().unwrap_or_default().trim().into(),
             optional_old: from.optional_old_self,
             compiled: OnceLock::new(),
         }
     }
 
-    /// Compiled for values of this schema.
+    /// The whole rule, as Go encodes upstream's internal type, which has no JSON names.
+    pub fn as_internal(&self) -> impl serde::Serialize + '_ {
+        #[derive(serde::Serialize)]
+        #[serde(rename_all = "PascalCase")]
+        struct Internal<'a> {
+            rule: &'a str,
+            message: &'a str,
+            message_expression: &'a str,
+            reason: Option<&'a str>,
+            field_path: &'a str,
+            optional_old_self: Option<bool>,
+        }
+        Internal {
+            rule: &self.text,
+            message: &self.message,
+            message_expression: &self.message_expression,
+            reason: self.reason.as_deref(),
+            field_path: &self.field_path,
+            optional_old_self: self.optional_old,
+        }
+    }
+
+    /// Compiles the rule for values of this schema.
     pub fn compiled(&self, schema: &Schema, is_root: bool) -> &Compiled {
         self.compiled.get_or_init(|| self.compile(type_of(schema, is_root)))
     }
 
-    /// What the rule and its message may cost at most, for values no bigger than `extent`.
+    /// The estimated cost of the rule and its message, for values up to `extent`.
     pub fn costs(&self, schema: &Schema, is_root: bool, extent: &Extent) -> [u64; 2] {
         let compiled = self.compiled(schema, is_root);
         let variables = self.variables(type_of(schema, is_root));
@@ -95,7 +116,7 @@ impl Rule {
             Ok(_) => Err(refusal.to_owned()),
         };
         let rule = program(&self.text, Type::Bool, "cel expression must evaluate to a bool");
-        let message = (!self.message_expression.is_empty()).then(|| {
+        let message = (!self.message_expression.trim().is_empty()).then(|| {
             let refusal = "messageExpression must evaluate to a string";
             program(&self.message_expression, Type::String, refusal).map_err(|why| {
                 match why.strip_prefix("compilation failed: ") {
@@ -111,20 +132,20 @@ impl Rule {
         self.compiled(schema, is_root).rule.as_ref().is_ok_and(|program| program.uses("oldSelf"))
     }
 
-    /// What errors call the rule.
+    /// The rule's name in errors.
     fn shown(&self) -> &str {
-        if self.message.is_empty() { &self.text } else { &self.message }
+        if self.message.is_empty() { self.text.trim() } else { self.message.trim() }
     }
 
     fn default_message(&self) -> String {
-        match &*self.message {
-            "" => format!("failed rule: {}", self.text),
+        match self.message.trim() {
+            "" => format!("failed rule: {}", self.text.trim()),
             message => message.to_owned(),
         }
     }
 }
 
-/// What is known of the values of a schema.
+/// The CEL type of a schema's values.
 pub fn type_of(schema: &Schema, is_root: bool) -> Type {
     if schema.nullable && !matches!(schema.kind, Kind::Object | Kind::Array) {
         return Type::Dyn;
@@ -180,16 +201,30 @@ fn object_type(schema: &Schema, is_root: bool) -> Type {
     Type::Object(Arc::new(Object { name: "object".into(), fields, is_open: false }))
 }
 
-/// Has any node a rule?
+/// Reports whether any node has a rule.
 pub fn has_rules(schema: &Schema) -> bool {
     schema.any(&mut |node| !node.rules.is_empty())
 }
 
-/// What the rules say about a whole object.
+/// Evaluates the rules of a whole object.
 pub fn check(value: &Value, old: Option<&Value>, schema: &Schema) -> FieldErrors {
     let mut asking = Asking { errors: FieldErrors::default(), left: OBJECT_LIMIT, is_over: false };
     asking.node(value, old, schema, &Path::default(), true);
     asking.errors
+}
+
+/// What the rules say about a default: as a new value, and as one that stays. Upstream: `ValidateDefaults`.
+pub fn check_default(value: &Value, schema: &Schema, path: &Path) -> FieldErrors {
+    let mut errors = FieldErrors::default();
+    for old in [None, Some(value)] {
+        let mut asking = Asking { errors, left: OBJECT_LIMIT, is_over: false };
+        asking.node(value, old, schema, path, false);
+        errors = asking.errors;
+        if !errors.is_empty() {
+            break;
+        }
+    }
+    errors
 }
 
 struct Asking {
@@ -251,7 +286,7 @@ impl Asking {
         for rule in &schema.rules {
             let uses_old = rule.uses_old(schema, is_root);
             let is_optional = rule.optional_old == Some(true);
-            // Nothing to compare with, or nothing that a rule about the new value could refuse.
+            // A transition rule needs an old value. Other rules do not refuse an unchanged value.
             if (uses_old && before.is_none() && !is_optional) || (!uses_old && is_same) {
                 continue;
             }
@@ -268,7 +303,7 @@ impl Asking {
         }
     }
 
-    /// Evaluates within what one call may cost and what is left.
+    /// Evaluates within the limit of one call and within the remaining budget.
     fn ask(
         &mut self,
         program: &Program,
@@ -410,7 +445,7 @@ mod tests {
         );
     }
 
-    /// Four characters of which three calls would make a gigabyte: it is refused before it is made.
+    /// Three calls would turn four characters into a gigabyte. The rule is refused before it allocates that.
     #[test]
     fn a_rule_that_would_make_a_huge_text_is_stopped() {
         let long = "a".repeat(1000);
@@ -437,7 +472,7 @@ mod tests {
             "f: Invalid value: 4: failed rule: self >= oldSelf",
         );
         check(rule("self >= oldSelf"), json!(5), json!(6), "");
-        // What is as it was is not refused.
+        // An unchanged value is not refused.
         check(rule("self > 10"), json!(5), json!(5), "");
         check(rule("self > 10"), json!(5), json!(6), "f: Invalid value: 6: failed rule: self > 10");
         let once = json!({ "type": "string", "x-kubernetes-validations": [

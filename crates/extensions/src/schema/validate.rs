@@ -1,11 +1,11 @@
-//! Values against schemas, with upstream's words.
+//! Validates values against schemas, with upstream's messages.
 //!
-//! In: a value, the schema, the value before where there is one. Out: errors in upstream's order and
-//! wording. What did not change is not refused, however wrong it is (upstream: ratcheting): an
-//! error below a node whose value is as it was is dropped.
+//! In: a value, the schema, and for an update the old value. Out: errors in upstream's order and
+//! wording. Unchanged values are not refused (upstream: ratcheting): errors below a node with
+//! an unchanged value are dropped.
 //!
-//! Among the alternatives of `anyOf` and `oneOf` the errors shown are those of the one that fitted
-//! best, by a count of fulfilled checks; [`Outcome::fits`] is that count.
+//! Of the alternatives of `anyOf` and `oneOf`, the one with the most passed checks gives the errors.
+//! [`Outcome::fits`] counts the passed checks.
 //! Upstream: `kube-openapi/pkg/validation/validate`, `apiextensions-apiserver/pkg/apiserver/validation`.
 
 use machinery::field::{FieldError, FieldErrors};
@@ -13,14 +13,14 @@ use serde_json::{Map, Number, Value};
 
 use super::{Additional, Checks, Kind, List, Schema, formats, lists};
 
-/// What is wrong with `value`; `base` is where it is, empty for a whole object.
+/// The errors of `value`. `base` is its path, empty for a whole object.
 pub fn validate(value: &Value, old: Option<&Value>, schema: &Schema, base: &str) -> FieldErrors {
     let outcome = check(value, old, schema, "");
     let errors = outcome.errors.into_iter().map(|error| error.field_error(base)).collect();
     FieldErrors(errors)
 }
 
-/// The same for an object whose head (apiVersion, kind, metadata) is elsewhere.
+/// The errors of an object whose apiVersion, kind and metadata are validated elsewhere.
 pub fn validate_fields(
     fields: &Map<String, Value>,
     head: &Value,
@@ -39,11 +39,11 @@ pub fn validate_fields(
 }
 
 struct Wrong {
-    /// Where, with a leading dot at the root; `None`: nowhere in particular.
+    /// The path, with a leading dot at the root. `None` for errors without a path.
     path: Option<String>,
     reason: &'static str,
     message: String,
-    /// Tells errors apart: one of each is enough.
+    /// The identity of an error, to drop duplicates.
     text: String,
 }
 
@@ -160,7 +160,7 @@ fn check_all(value: &Value, old: Option<&Value>, schema: &Schema, path: &str) ->
     all
 }
 
-/// The type and format that Go has for a value.
+/// Go's type and format of a value.
 fn go_type(value: &Value) -> (&'static str, &'static str) {
     match value {
         Value::Null => ("null", ""),
@@ -259,7 +259,7 @@ fn check_number(number: &Number, schema: &Schema, path: &str) -> Outcome {
     }
     let Some(checks) = schema.checks.as_deref() else { return all };
     let value = Value::Number(number.clone());
-    // Go compares integers as integers, and shows the bound as one.
+    // Go compares integers as integers, and prints the bound as an integer.
     let integer = number.as_i64();
     let shown =
         |bound: f64| if integer.is_some() { (bound as i64).to_string() } else { go_float(bound) };
@@ -298,7 +298,7 @@ fn whole(float: f64) -> Option<i64> {
     (in_range && float.fract() == 0.0).then_some(float as i64)
 }
 
-/// As Go's `%v` prints floats.
+/// Formats a float as Go's `%v` does.
 fn go_float(value: f64) -> String {
     let size = value.abs();
     if value != 0.0 && !(1e-4..1e21).contains(&size) {
@@ -365,7 +365,7 @@ fn check_items(items: &[Value], old: Option<&Value>, schema: &Schema, path: &str
     all
 }
 
-/// The same element of a list before: known for maps only.
+/// The same element in the old list. Only lists of type `map` have one.
 pub fn counterpart<'a>(item: &Value, old: &'a Value, list: &List) -> Option<&'a Value> {
     let List::Map(keys) = list else { return None };
     let wanted = lists::key(item, keys);
@@ -466,7 +466,7 @@ fn combinations(value: &Value, old: Option<&Value>, checks: &Checks, path: &str)
     all
 }
 
-/// The first that is good, or else the first of those that fit best.
+/// The first valid alternative, or else the first of those with the most passed checks.
 fn best(results: Vec<Outcome>) -> Option<Outcome> {
     let mut best: Option<Outcome> = None;
     for outcome in results {
