@@ -80,6 +80,7 @@ impl Connect for NoNodes {
 fn table() -> ResourceTable {
     let facts: Option<Arc<dyn machinery::patch::Schema>> = Some(Arc::new(api::facts::Facts));
     let mut table = resources::table(resources::Options {
+        event_ttl: std::time::Duration::from_secs(3600),
         schema: facts.clone(),
         node_ports: 30000..=32767,
         connections: Box::new(|_| Arc::new(NoNodes)),

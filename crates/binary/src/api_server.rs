@@ -74,6 +74,8 @@ pub struct ApiServer {
     #[command(flatten)]
     access: crate::access::Access,
     #[command(flatten)]
+    settings: crate::api_settings::Settings,
+    #[command(flatten)]
     encryption: crate::encryption::EncryptionFlags,
     #[command(flatten)]
     audit: crate::audit::AuditFlags,
@@ -81,6 +83,9 @@ pub struct ApiServer {
     enable_admission_plugins: Vec<String>,
     #[arg(long, value_delimiter = ',')]
     disable_admission_plugins: Vec<String>,
+    /// File with an AdmissionConfiguration for the plugins
+    #[arg(long, value_name = "FILE")]
+    admission_control_config_file: Option<PathBuf>,
     /// Client certificate for kubelets, PEM
     #[arg(long, value_name = "FILE", requires = "kubelet_client_key")]
     kubelet_client_certificate: Option<PathBuf>,
@@ -100,6 +105,8 @@ pub struct ApiServer {
 pub async fn run(flags: ApiServer, common: flags::Common) -> anyhow::Result<()> {
     let server = flags.as_server()?;
     server.access.check()?;
+    server.settings.check()?;
+    server.settings.tls.install()?;
     let data_dir = prepare_data_dir(&common.data_dir)?;
     datastore::prepare(&server.datastore, &data_dir)?;
     let directory = flags.cert_dir.clone().unwrap_or_else(|| data_dir.join("pki"));
@@ -124,6 +131,7 @@ pub async fn run(flags: ApiServer, common: flags::Common) -> anyhow::Result<()> 
     }
     wait_for_signal(&[&tasks, &control.last]).await?;
     say("stopping");
+    control.leave().await;
     control.stop(&tasks).await;
     Ok(())
 }
@@ -176,6 +184,8 @@ impl ApiServer {
         // If components run alone, the installer creates the DNS Service.
         server.cluster_dns.clear();
         server.access = self.access.clone();
+        server.admission_control_config_file.clone_from(&self.admission_control_config_file);
+        server.settings = self.settings.clone();
         Ok(server)
     }
 

@@ -2,7 +2,8 @@
 //!
 //! In: the command line. Out: the same, with the content of `--config FILE` as flags in front. The command
 //! line wins; feature gates are merged one by one. A field without a flag is named on stderr and has no
-//! effect. The scheduler reads its file itself.
+//! effect; so is a field that upstream does not have, which upstream decodes leniently, too. The scheduler
+//! reads its file itself.
 
 use anyhow::{Context, bail};
 use serde_json::{Map, Value};
@@ -15,6 +16,8 @@ struct File {
     api_version: &'static str,
     kind: &'static str,
     fields: &'static [(&'static str, &'static str)],
+    /// All fields that upstream has, one a line; a map's field stands for its keys.
+    known: &'static str,
     /// Fields in which zero means the default. Upstream: SetDefaults_KubeletConfiguration.
     zero_is_default: &'static [&'static str],
 }
@@ -24,26 +27,56 @@ const FILES: &[File] = &[
         command: "kubelet",
         api_version: "kubelet.config.k8s.io/v1beta1",
         kind: "KubeletConfiguration",
-        zero_is_default: &["maxPods", "port", "runtimeRequestTimeout"],
+        known: include_str!("../flags/KubeletConfiguration.txt"),
+        zero_is_default: &[
+            "containerLogMaxFiles",
+            "imageMinimumGCAge",
+            "maxPods",
+            "nodeStatusUpdateFrequency",
+            "port",
+            "runtimeRequestTimeout",
+        ],
         fields: &[
             ("address", "address"),
             ("allowedUnsafeSysctls", "allowed-unsafe-sysctls"),
+            ("authentication.anonymous.enabled", "anonymous-auth"),
+            ("authentication.webhook.enabled", "authentication-token-webhook"),
             ("authentication.x509.clientCAFile", "client-ca-file"),
+            ("authorization.mode", "authorization-mode"),
             ("cgroupDriver", "cgroup-driver"),
+            ("cgroupRoot", "cgroup-root"),
+            ("cgroupsPerQOS", "cgroups-per-qos"),
             ("clusterDNS", "cluster-dns"),
             ("clusterDomain", "cluster-domain"),
+            ("containerLogMaxFiles", "container-log-max-files"),
+            ("containerLogMaxSize", "container-log-max-size"),
             ("containerRuntimeEndpoint", "container-runtime-endpoint"),
+            ("enableDebuggingHandlers", "enable-debugging-handlers"),
+            ("enableServer", "enable-server"),
             ("featureGates", FEATURE_GATES),
+            ("healthzBindAddress", "healthz-bind-address"),
+            ("healthzPort", "healthz-port"),
             ("imageGCHighThresholdPercent", "image-gc-high-threshold"),
             ("imageGCLowThresholdPercent", "image-gc-low-threshold"),
+            ("imageMinimumGCAge", "minimum-image-ttl-duration"),
             ("imageServiceEndpoint", "image-service-endpoint"),
+            ("kubeReserved", "kube-reserved"),
             ("maxPods", "max-pods"),
+            ("nodeStatusUpdateFrequency", "node-status-update-frequency"),
             ("port", "port"),
+            ("providerID", "provider-id"),
+            ("registerNode", "register-node"),
+            ("resolvConf", "resolv-conf"),
+            ("rotateCertificates", "rotate-certificates"),
             ("runtimeRequestTimeout", "runtime-request-timeout"),
+            ("serializeImagePulls", "serialize-image-pulls"),
             ("shutdownGracePeriod", "shutdown-grace-period"),
             ("shutdownGracePeriodCriticalPods", "shutdown-grace-period-critical-pods"),
             ("staticPodPath", "pod-manifest-path"),
+            ("systemReserved", "system-reserved"),
             ("tlsCertFile", "tls-cert-file"),
+            ("tlsCipherSuites", "tls-cipher-suites"),
+            ("tlsMinVersion", "tls-min-version"),
             ("tlsPrivateKeyFile", "tls-private-key-file"),
         ],
     },
@@ -51,6 +84,7 @@ const FILES: &[File] = &[
         command: "kube-proxy",
         api_version: "kubeproxy.config.k8s.io/v1alpha1",
         kind: "KubeProxyConfiguration",
+        known: include_str!("../flags/KubeProxyConfiguration.txt"),
         zero_is_default: &[],
         fields: &[
             ("clientConnection.kubeconfig", "kubeconfig"),
@@ -61,6 +95,7 @@ const FILES: &[File] = &[
             ("metricsBindAddress", "metrics-bind-address"),
             ("mode", "proxy-mode"),
             ("nftables.masqueradeAll", "masquerade-all"),
+            ("nodePortAddresses", "nodeport-addresses"),
         ],
     },
 ];
@@ -72,13 +107,27 @@ pub fn flags(command: &str, path: &str) -> anyhow::Result<Option<Vec<String>>> {
     let Some(file) = FILES.iter().find(|file| file.command == command) else { return Ok(None) };
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {path}"))?;
     let (flags, unknown) = file.flags(&text).with_context(|| path.to_owned())?;
-    if !unknown.is_empty() {
-        eprintln!("decapod: {path}: fields without effect: {}", unknown.join(", "));
+    let (known, strange): (Vec<_>, Vec<_>) = unknown.into_iter().partition(|field| file.has(field));
+    if !known.is_empty() {
+        eprintln!("decapod: {path}: fields without effect: {}", known.join(", "));
+    }
+    for field in strange {
+        eprintln!(
+            "decapod: {path}: using lenient decoding as strict decoding failed: unknown field {field:?}"
+        );
     }
     Ok(Some(flags))
 }
 
 impl File {
+    /// Whether upstream has the field, or the map that it is a key of.
+    fn has(&self, field: &str) -> bool {
+        let is_it = |known: &str| {
+            field.strip_prefix(known).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        };
+        self.known.lines().any(is_it)
+    }
+
     /// The flags, and the fields without a flag.
     fn flags(&self, text: &str) -> anyhow::Result<(Vec<String>, Vec<String>)> {
         let mut fields: Map<String, Value> = serde_saphyr::from_str(text)?;
@@ -115,6 +164,7 @@ impl File {
                 (Some(_), Value::String(text)) if text.is_empty() => {}
                 (Some((field, _)), value)
                     if self.zero_is_default.contains(field) && is_zero(&value) => {}
+                (Some((_, flag)), Value::Bool(is_on)) => flags.push(format!("--{flag}={is_on}")),
                 (Some((_, flag)), value) => {
                     push_setting(flags, flag, value).with_context(|| path.clone())?;
                 }
@@ -163,13 +213,14 @@ mod tests {
             0,
             "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nmaxPods: 30\nclusterDNS: [10.0.0.10]\nstaticPodPath: ''\nauthentication: {x509: {clientCAFile: /ca}, anonymous: {enabled: false}}\nfeatureGates: {ContainerStopSignals: true, EnvFiles: false}\n",
             &[
+                "--anonymous-auth=false",
                 "--client-ca-file=/ca",
                 "--cluster-dns=10.0.0.10",
                 "--feature-gates=ContainerStopSignals=true",
                 "--feature-gates=EnvFiles=false",
                 "--max-pods=30",
             ],
-            &["authentication.anonymous.enabled"],
+            &[],
         );
         // As in kubeadm's files.
         check(
@@ -186,9 +237,20 @@ mod tests {
         check(
             1,
             "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: nftables\nclientConnection: {kubeconfig: /k}\nnftables: {masqueradeAll: true}\n",
-            &["--kubeconfig=/k", "--masquerade-all", "--proxy-mode=nftables"],
+            &["--kubeconfig=/k", "--masquerade-all=true", "--proxy-mode=nftables"],
             &[],
         );
+        for (field, expected) in
+            [("syncFrequency", true), ("evictionHard.memory.available", true), ("sync", false)]
+        {
+            assert_eq!(FILES[0].has(field), expected, "{field}");
+        }
+        // A field with a flag that upstream does not have would never be used.
+        for file in FILES {
+            for (field, _) in file.fields {
+                assert!(file.has(field), "{}: {field}", file.kind);
+            }
+        }
         assert!(FILES[0].flags("apiVersion: v1\nkind: Pod\n").is_err());
     }
 }

@@ -20,6 +20,7 @@ use transport::tls::{ClientCerts, Identity, ServerTls};
 use transport::{ClientOptions, HttpClient, Limits, Listener};
 
 use crate::access::{self, Authentication, Brought, Credentials};
+use crate::api_settings::Settings;
 use crate::rotation::Rotation;
 use crate::{authority, datastore, flags};
 
@@ -35,6 +36,10 @@ pub struct ControlPlane {
     pub names: Arc<[San]>,
     /// What ends after everything else, as it writes down what the others did last.
     pub last: Tasks,
+    /// In the endpoints and Leases that other servers and clients see.
+    presence: control::first::Presence,
+    /// `--shutdown-delay-duration`
+    delay: Duration,
 }
 
 /// Requests, watches and commits get this long at the end.
@@ -45,6 +50,13 @@ const DRAIN: Duration = Duration::from_millis(3500);
 const LAST_LIMIT: Duration = Duration::from_secs(1);
 
 impl ControlPlane {
+    /// The first step of an end: clients go to other servers. `/readyz` fails, and the server leaves the
+    /// endpoints; requests are answered until the delay is over.
+    pub async fn leave(&self) {
+        self.server.health().begin_shutdown();
+        tokio::join!(self.presence.leave(), tokio::time::sleep(self.delay));
+    }
+
     /// Ends the API server: those who are answered by it, `tasks`, then the store.
     pub async fn stop(&self, tasks: &Tasks) {
         self.server.begin_shutdown();
@@ -128,7 +140,7 @@ pub async fn start_with(
     assembly::add_reviews(&registry, &authorizers, &who.bearer);
     let extensions = Extensions::new(assembly::conversion_webhooks(&registry));
     extensions.start(&registry, tasks).await;
-    let aggregation = aggregation(pki, &rotation)?;
+    let aggregation = aggregation(&flags.settings, pki, &rotation)?;
     assembly::hide_versions(&flags.serving.runtime_config(), &registry)?;
     let last = Tasks::new("last");
     let audit = flags.audit.open(tasks, &last)?;
@@ -136,10 +148,13 @@ pub async fn start_with(
         advertised: SocketAddr::new(address, port).to_string(),
         anonymous: who.anonymous,
         anonymous_paths: who.anonymous_paths,
-        pages: assembly::pages(&credentials.keys, &url(address, port)),
+        pages: assembly::pages(&credentials.keys, &flags.settings.jwks_uri(&url(address, port))),
         schemas: Some(extensions.schemas(Arc::new(resources::schemas::BuiltIn))),
         aggregator: Some(Arc::new(aggregation.clone())),
         audit: audit.clone(),
+        browsers: flags.settings.browsers()?,
+        goaway_chance: flags.settings.goaway_chance(),
+        delete_workers: flags.settings.delete_workers(),
         ..server_options(&flags.serving)
     };
     let server = apiserver::serve::Server::new(
@@ -159,11 +174,13 @@ pub async fn start_with(
     });
     let mut cluster = cluster_facts(flags, data_dir, pki, credentials, address, port)?;
     cluster.front_proxy_ca_pem = who.front_proxy_ca_pem;
-    control::first::start(&registry, server.fairness(), cluster, tasks).await;
+    let presence = control::first::start(&registry, server.fairness(), cluster, tasks).await;
     aggregation.start(&registry, tasks);
     hooks.iter().for_each(Hook::done);
     rotation.start(tasks);
-    Ok(ControlPlane { server, rotation, port, address, names, last })
+    let delay = flags.serving.presence.shutdown_delay_duration;
+    crate::signals::extend(delay);
+    Ok(ControlPlane { server, rotation, port, address, names, last, presence, delay })
 }
 
 /// Servers share a datastore only if they share an authority: see [`authority`]. One that was brought
@@ -213,7 +230,19 @@ fn show_figures(
 }
 
 /// The servers of other groups, who know this one by the front proxy's certificate.
-fn aggregation(pki: &Pki, rotation: &Rotation) -> anyhow::Result<Aggregation> {
+fn aggregation(settings: &Settings, pki: &Pki, rotation: &Rotation) -> anyhow::Result<Aggregation> {
+    if let Some(issued) = settings.proxy_client()? {
+        let aggregation = Aggregation::new(proxy_identity(&issued));
+        let files =
+            settings.proxy_client_cert_file.as_ref().zip(settings.proxy_client_key_file.as_ref());
+        if let Some((cert, key)) = files {
+            let renewed = aggregation.clone();
+            rotation.files(cert, key, &issued, move |issued| {
+                Ok(renewed.replace_identity(proxy_identity(issued))?)
+            });
+        }
+        return Ok(aggregation);
+    }
     let issued = pki.component(Component::FrontProxyClient)?;
     let aggregation = Aggregation::new(proxy_identity(&issued));
     let renewed = aggregation.clone();
@@ -253,11 +282,13 @@ fn registry(
     // What pods serve has certificates of their own making, and must not learn who we are.
     let plain = HttpClient::new(&ClientOptions { insecure: true, ..ClientOptions::default() })?;
     let options = assembly::Options {
-        kubelets: control::Kubelets::new(http, plain),
+        kubelets: flags.settings.kubelets(control::Kubelets::new(http, plain)),
         keys: credentials.keys.clone(),
         node_ports: flags.service_node_port_range.clone(),
         runtime_config: flags.serving.runtime_config(),
         allow_privileged: flags.allow_privileged,
+        event_ttl: flags.settings.event_ttl(),
+        lifetimes: flags.settings.lifetimes(),
     };
     Ok(assembly::registry(store, options, tasks))
 }
@@ -306,9 +337,11 @@ fn server_tls(
     rotation: &Rotation,
 ) -> anyhow::Result<(ServerTls, Arc<[San]>)> {
     if let Some(Brought { issued, cert, key }) = &credentials.serving {
-        let tls = listening(issued)?;
-        rotation.files(cert, key, issued, renews(&tls));
-        return Ok((tls, names_of(issued)?));
+        let listener = flags.settings.listener(issued)?;
+        listener.follow(rotation)?;
+        let renewed = listener.clone();
+        rotation.files(cert, key, issued, move |issued| renewed.replace(issued));
+        return Ok((listener.tls.clone(), names_of(issued)?));
     }
     let domain = &flags.cluster_domain;
     let mut names = vec![
@@ -330,9 +363,11 @@ fn server_tls(
     let sans: Vec<San> = names.iter().map(|name| San::parse(name)).collect();
     let profile = Profile::server("kube-apiserver", sans);
     let issued = pki.ensure("apiserver", &profile)?;
-    let tls = listening(&issued)?;
-    rotation.own("apiserver", profile, &issued, renews(&tls));
-    Ok((tls, names_of(&issued)?))
+    let listener = flags.settings.listener(&issued)?;
+    listener.follow(rotation)?;
+    let renewed = listener.clone();
+    rotation.own("apiserver", profile, &issued, move |issued| renewed.replace(issued));
+    Ok((listener.tls.clone(), names_of(&issued)?))
 }
 
 fn names_of(issued: &Issued) -> anyhow::Result<Arc<[San]>> {
@@ -368,9 +403,14 @@ fn cluster_facts(
     Ok(control::bootstrap::Cluster {
         service_cidrs: flags.service_cidr.clone(),
         node_settings: crate::agent::Settings::of_server(flags),
-        // Others cannot use a loopback address, and the API takes none.
-        addresses: Some(address).into_iter().filter(|address| !address.is_loopback()).collect(),
-        port,
+        own: control::endpoints::Own {
+            mode: flags.serving.presence.mode(),
+            is_shared: !flags.datastore.endpoints.is_empty(),
+            // Others cannot use a loopback address, and the API takes none.
+            address: Some(address).filter(|address| !address.is_loopback()),
+            port,
+        },
+        host: nix::unistd::gethostname().unwrap_or_default().to_string_lossy().into_owned(),
         cluster_dns: flags.cluster_dns.clone(),
         ca_pem: credentials.client_ca_pem.clone(),
         front_proxy_ca_pem: pki.front_proxy_ca.cert_pem().to_owned(),

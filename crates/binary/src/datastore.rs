@@ -155,6 +155,9 @@ impl Which {
             })
             .await;
         }
+        if let Some(own) = crate::cluster::datastore_of(data_dir)? {
+            return connect(&own).await;
+        }
         let socket = socket(data_dir);
         if tokio::net::UnixStream::connect(&socket).await.is_ok() {
             return at_socket(&socket);

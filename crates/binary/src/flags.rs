@@ -40,7 +40,10 @@ impl FeatureGates {
     pub fn install(&self) -> anyhow::Result<()> {
         let mut said = release::features::Said::default();
         for text in &self.feature_gates {
-            said.add(text).map_err(anyhow::Error::msg)?;
+            // Upstream's control plane takes gates of several components: `kube:GATE=true`.
+            let of_kube = text.split(',').map(|gate| gate.strip_prefix("kube:").unwrap_or(gate));
+            let text = of_kube.collect::<Vec<_>>().join(",");
+            said.add(&text).map_err(anyhow::Error::msg)?;
         }
         let gates = said.resolve().map_err(anyhow::Error::msg)?;
         release::features::install(gates);
@@ -71,14 +74,20 @@ pub struct Server {
     /// Mode of that file, in octal
     #[arg(long, default_value = "600", value_parser = octal)]
     pub write_kubeconfig_mode: u32,
-    /// Secret with which nodes join [default: created at the first start]
+    #[command(flatten)]
+    pub cluster: crate::cluster::ClusterFlags,
+    /// Secret with which nodes join [default: created at the first start]; with --server, the content of
+    /// <data-dir>/server-token of that server
     #[arg(long, env = "DECAPOD_TOKEN", hide_env_values = true)]
     pub token: Option<String>,
     /// Run no kubelet, proxy and DNS in this process
     #[arg(long)]
     pub disable_agent: bool,
+    /// Keep ordinary pods off this node: the taint node-role.kubernetes.io/control-plane, when the Node is new
+    #[arg(long)]
+    pub taint_control_plane: bool,
     /// Components not to run: kube-scheduler, kube-controller-manager, kube-proxy, dns, pod-routes (routes
-    /// to other nodes' pods, if a network plugin creates its own)
+    /// to other nodes' pods, if a network plugin creates its own), network-policy (if a plugin enforces them)
     #[arg(long, value_delimiter = ',', value_name = "COMPONENT")]
     pub disable: Vec<String>,
     /// Range of pods' addresses
@@ -134,6 +143,9 @@ pub struct Server {
     pub scheduler_config: Option<PathBuf>,
     #[command(flatten)]
     pub access: crate::access::Access,
+    /// Of kube-apiserver's command line.
+    #[arg(skip)]
+    pub settings: crate::api_settings::Settings,
     #[command(flatten)]
     pub simulated: crate::simulate::OfServer,
     /// Flags from a YAML file; those on the command line win
@@ -157,9 +169,20 @@ impl Server {
 
 #[derive(clap::Args, Clone, Debug)]
 pub struct Agent {
-    /// URL of the server to join, for example https://192.168.0.1:6443
-    #[arg(short = 's', long, env = "DECAPOD_URL")]
-    pub server: String,
+    /// URLs of servers to join, for example https://192.168.0.1:6443; also a name or an address that leads
+    /// to several. The agent learns the others
+    #[arg(
+        short = 's',
+        long,
+        env = "DECAPOD_URL",
+        value_delimiter = ',',
+        required = true,
+        value_name = "URL"
+    )]
+    pub server: Vec<String>,
+    /// Port of the loopback address behind which the node reaches the servers
+    #[arg(long, default_value_t = 6444, value_name = "PORT")]
+    pub lb_server_port: u16,
     /// Output of `decapod token create` on the server, or content of its <data-dir>/token; not needed after
     /// the node has joined
     #[arg(short = 't', long, env = "DECAPOD_TOKEN", hide_env_values = true)]
@@ -217,6 +240,8 @@ pub struct Serving {
     /// KEY=true|false: api/all, api/ga, api/beta, api/alpha, GROUP/VERSION[/RESOURCE]
     #[arg(long, value_delimiter = ',')]
     runtime_config: Vec<String>,
+    #[command(flatten)]
+    pub presence: crate::presence::PresenceFlags,
 }
 
 impl Serving {
@@ -286,6 +311,9 @@ pub struct Node {
     pub shutdown_grace_period_critical_pods: Option<Duration>,
     #[command(flatten)]
     pub runtime: ContainerRuntime,
+    /// Of the kubelet's command line.
+    #[arg(skip)]
+    pub settings: crate::kubelet_command::Settings,
 }
 
 /// The container runtime of the node, with upstream's flags.

@@ -36,14 +36,20 @@ pub fn write_beside_others(config: &pki::Kubeconfig, path: &Path, mode: u32) -> 
 
 /// An HTTP client for the kubeconfig, and the server's URL.
 pub fn http(path: &Path) -> anyhow::Result<(HttpClient, String)> {
+    let options = options(path, None)?;
+    let http = HttpClient::new(&options).with_context(|| path.display().to_string())?;
+    Ok((http, options.server))
+}
+
+/// The settings of a client for the kubeconfig; `master` overrides its server.
+pub fn options(path: &Path, master: Option<&str>) -> anyhow::Result<ClientOptions> {
     let config = pki::Kubeconfig::read(path)?;
     let directory = path.parent().unwrap_or(Path::new("."));
     let credentials = config.resolve(None, directory)?;
     let plugin = credentials.exec.map(|exec| Plugin::new(&exec.config, exec.cluster, directory));
     let plugin = plugin.transpose().with_context(|| path.display().to_string())?;
-    let server = credentials.server.clone();
-    let http = HttpClient::new(&ClientOptions {
-        server: credentials.server,
+    Ok(ClientOptions {
+        server: master.map_or(credentials.server, str::to_owned),
         ca_pem: credentials.ca_pem,
         cert_pem: credentials.client_cert_pem,
         key_pem: credentials.client_key_pem,
@@ -53,8 +59,6 @@ pub fn http(path: &Path) -> anyhow::Result<(HttpClient, String)> {
         user_agent: None,
         source: plugin.map(|plugin| Arc::new(plugin) as Arc<dyn CredentialSource>),
     })
-    .with_context(|| path.display().to_string())?;
-    Ok((http, server))
 }
 
 #[cfg(test)]

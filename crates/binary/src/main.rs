@@ -3,11 +3,17 @@
 mod access;
 mod agent;
 mod api_server;
+mod api_settings;
 mod audit;
 mod authority;
+mod cloud_controller_manager;
+mod cluster;
+mod command_line;
 mod component_config;
 mod components;
 mod control_plane;
+mod control_plane_node;
+mod controller_manager;
 mod datastore;
 mod dns;
 mod encryption;
@@ -18,8 +24,10 @@ mod flags;
 #[path = "../../../fuzz/targets.rs"]
 mod fuzz;
 mod kubeconfig;
+mod kubelet_command;
 mod node;
 mod preflight;
+mod presence;
 mod process;
 mod rotation;
 mod secure_port;
@@ -67,6 +75,8 @@ enum Command {
     Snapshot(datastore::Snapshot),
     /// Inspect, compact and verify the state store
     Store(datastore::StoreCommand),
+    /// List, remove and promote the servers whose etcd keeps the state
+    Member(cluster::MemberCommand),
     /// Serve etcd's v3 API from a store of one member
     Etcd(Box<etcd_server::Etcd>),
     /// Check and replace certificates: check, rotate, rotate-ca
@@ -80,16 +90,18 @@ enum Command {
     KubeApiserver(Box<api_server::ApiServer>),
     /// Run only the controllers
     #[command(after_help = release::features::help())]
-    KubeControllerManager(components::ControllerManager),
+    KubeControllerManager(Box<controller_manager::ControllerManager>),
     /// Run only the scheduler
     #[command(after_help = release::features::help())]
-    KubeScheduler(components::Scheduler),
+    KubeScheduler(Box<components::Scheduler>),
     /// Run only the Service proxy
     #[command(after_help = release::features::help())]
-    KubeProxy(components::Proxy),
+    KubeProxy(Box<components::Proxy>),
     /// Run only a node's kubelet
     #[command(after_help = release::features::help())]
-    Kubelet(components::Kubelet),
+    Kubelet(Box<kubelet_command::Kubelet>),
+    /// Run only the cloud controllers; no provider is built in
+    CloudControllerManager(cloud_controller_manager::CloudControllerManager),
     /// Run nodes without machines, thousands in one process, to test schedulers, operators and autoscalers
     Simulate(simulate::Simulate),
     /// Run the cluster's DNS server; every node starts it automatically
@@ -111,7 +123,21 @@ fn main() -> ExitCode {
 }
 
 fn start() -> anyhow::Result<ExitCode> {
-    let arguments = etcd_server::with_config_file(std::env::args().collect())?;
+    let arguments: Vec<String> = std::env::args().collect();
+    let line = match command_line::component(&arguments) {
+        Some((component, front, words)) => match component.parse(&front, &words) {
+            Ok(line) => line,
+            Err(error) => {
+                eprintln!("Error: {error}\nSee '{} --help' for usage", component.name);
+                return Ok(ExitCode::FAILURE);
+            }
+        },
+        None => command_line::CommandLine { words: arguments, ..Default::default() },
+    };
+    if let Some(code) = line.answer()? {
+        return Ok(code);
+    }
+    let arguments = etcd_server::with_config_file(line.words.clone())?;
     let arguments = flags::with_config_file(arguments)?;
     let arguments = match Arguments::try_parse_from(arguments) {
         Ok(arguments) => arguments,
@@ -121,7 +147,10 @@ fn start() -> anyhow::Result<ExitCode> {
             return Ok(if error.use_stderr() { ExitCode::FAILURE } else { ExitCode::SUCCESS });
         }
     };
-    base::telemetry::init(arguments.common.log_format, arguments.command.log_filter());
+    let format = line.log_format.unwrap_or(arguments.common.log_format);
+    let filter = line.log_filter().unwrap_or_else(|| arguments.command.log_filter());
+    base::telemetry::init(format, filter);
+    line.tell();
     if let Some(gates) = arguments.command.feature_gates() {
         gates.install()?;
     }
@@ -175,7 +204,7 @@ impl Command {
     fn log_filter(&self) -> &'static str {
         match self {
             Self::Kubectl(_) | Self::Images(_) | Self::Token(_) | Self::Uninstall(_) => "warn",
-            Self::Snapshot(_) | Self::Store(_) => "warn",
+            Self::Snapshot(_) | Self::Store(_) | Self::Member(_) => "warn",
             Self::Certificate(_) | Self::SecretsEncrypt(_) => "warn",
             _ => "info",
         }
@@ -190,16 +219,18 @@ async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Command::Token(command) => return command.run(&data_dir).await,
         Command::Snapshot(command) => return command.run(&data_dir).await,
         Command::Store(command) => return command.run(&data_dir).await,
+        Command::Member(command) => return command.run(&data_dir).await,
         Command::Certificate(command) => return command.run(&data_dir).await,
         Command::SecretsEncrypt(command) => return command.run(&data_dir).await,
         Command::Uninstall(command) => return command.run(&data_dir).await,
         Command::Server(flags) => server::run(*flags, arguments.common).await?,
         Command::Agent(flags) => agent::run(*flags, arguments.common).await?,
         Command::KubeApiserver(flags) => api_server::run(*flags, arguments.common).await?,
-        Command::KubeControllerManager(flags) => components::controller_manager(flags).await?,
-        Command::KubeScheduler(flags) => components::scheduler(flags).await?,
-        Command::KubeProxy(flags) => components::proxy(flags).await?,
-        Command::Kubelet(flags) => components::kubelet(flags, &data_dir).await?,
+        Command::KubeControllerManager(flags) => controller_manager::run(*flags).await?,
+        Command::KubeScheduler(flags) => components::scheduler(*flags).await?,
+        Command::KubeProxy(flags) => components::proxy(*flags).await?,
+        Command::Kubelet(flags) => kubelet_command::run(*flags, &data_dir).await?,
+        Command::CloudControllerManager(flags) => cloud_controller_manager::run(&flags)?,
         Command::Etcd(flags) => etcd_server::run(*flags, &data_dir).await?,
         Command::Simulate(flags) => simulate::run(flags, &data_dir).await?,
         Command::Dns(flags) => dns::run(flags).await?,

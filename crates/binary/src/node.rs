@@ -10,7 +10,7 @@ use anyhow::{Context, bail};
 use base::task::Tasks;
 use client::Client;
 use ipnet::IpNet;
-use k8s_openapi::api::core::v1::Taint;
+use k8s_openapi::api::core::v1::{Pod, Taint};
 use tokio::sync::Notify;
 use transport::tls::ServerTls;
 
@@ -30,6 +30,7 @@ pub struct Node {
     pub proxy: Option<Client>,
     /// A client that may read all nodes, to route to their pods; `None`: another program creates routes.
     pub routes: Option<Client>,
+    pub policies: Policies,
     /// Kubeconfig of the DNS server; `None`: no DNS on this node.
     pub dns_kubeconfig: Option<PathBuf>,
     /// Notified when that file changes.
@@ -45,6 +46,22 @@ pub struct Node {
     pub cluster_domain: String,
     /// Use free ports instead of the well-known ones.
     pub free_ports: bool,
+}
+
+/// Who enforces network policies on the node.
+pub enum Policies {
+    /// This process. The client may read policies and all pods' labels and addresses.
+    Ours(Client),
+    /// Another program: rules of earlier starts are removed.
+    Off,
+    /// This process runs a kubelet alone and does not know.
+    NotOurs,
+}
+
+impl Policies {
+    pub fn new(is_on: bool, client: impl FnOnce() -> Client) -> Self {
+        if is_on { Self::Ours(client()) } else { Self::Off }
+    }
 }
 
 /// The address of the interface that the default route leaves by.
@@ -76,7 +93,8 @@ pub async fn start(node: Node, flags: &flags::Node, tasks: &Tasks) -> anyhow::Re
     let runtime = open_runtime(&node, flags, &links, tasks).await?;
     let driver = cgroup_driver(&*runtime, &flags.runtime.cgroup_driver).await?;
     net::sysctl::prepare_node(None).await?;
-    start_kubelet(&node, flags, runtime, driver, tasks)?;
+    let gate = start_policies(&node, tasks)?;
+    start_kubelet(&node, flags, runtime, driver, gate, tasks)?;
     start_proxy(&node, tasks);
     start_routes(&node, tasks);
     if let Some(kubeconfig) = &node.dns_kubeconfig {
@@ -218,9 +236,11 @@ fn start_kubelet(
     flags: &flags::Node,
     runtime: Arc<dyn cri::Runtime>,
     driver: cri::CgroupDriver,
+    gate: Option<policy::Gate>,
     tasks: &Tasks,
 ) -> anyhow::Result<()> {
     let mut config = kubelet::Config::new(&node.name, node.data_dir.clone());
+    config.network_gate = gate.map(|gate| Arc::new(Gate(gate)) as Arc<dyn kubelet::NetworkGate>);
     config.cgroup_driver = driver;
     config.node_ips = node.addresses.clone();
     config.labels = labels(&flags.node_label)?;
@@ -261,6 +281,7 @@ fn start_kubelet(
         config.bind_address.set_port(0);
         config.healthz_address = None;
     }
+    flags.settings.apply(&mut config)?;
     let client = node.kubelet.clone();
     supervise::keep(tasks, "kubelet", move |stop| {
         kubelet::run(client.clone(), runtime.clone(), config.clone(), stop)
@@ -282,6 +303,39 @@ fn start_proxy(node: &Node, tasks: &Tasks) {
     supervise::keep(tasks, "kube-proxy", move |stop| {
         proxy::run(client.clone(), config.clone(), stop)
     });
+}
+
+/// A gate for the kubelet beside it, if policies are enforced here.
+fn start_policies(node: &Node, tasks: &Tasks) -> anyhow::Result<Option<policy::Gate>> {
+    let client = match &node.policies {
+        Policies::Ours(client) => client.clone(),
+        Policies::Off => {
+            policy::remove().context("cannot remove the rules of network policies")?;
+            return Ok(None);
+        }
+        Policies::NotOurs => return Ok(None),
+    };
+    let config = policy::Config {
+        node_name: node.name.clone(),
+        cluster_dns: node.dns_kubeconfig.iter().flat_map(|_| node.cluster_dns.clone()).collect(),
+        netns: None,
+    };
+    let gate = policy::Gate::default();
+    let kept = gate.clone();
+    supervise::keep(tasks, "network-policy", move |stop| {
+        policy::run(client.clone(), config.clone(), gate.clone(), stop)
+    });
+    Ok(Some(kept))
+}
+
+/// The kubelet's view of the gate: neither crate knows the other.
+struct Gate(policy::Gate);
+
+#[async_trait::async_trait]
+impl kubelet::NetworkGate for Gate {
+    async fn admit(&self, pod: &Pod, addresses: &[IpAddr]) -> Result<(), String> {
+        self.0.admit(pod, addresses).await.map_err(|error| error.to_string())
+    }
 }
 
 fn start_routes(node: &Node, tasks: &Tasks) {

@@ -18,15 +18,21 @@ use tokio::time::Instant;
 
 use crate::control_plane::{self, ControlPlane};
 use crate::flags::{Common, Server};
-use crate::node::{self, Node};
+use crate::node::{self, Node, Policies};
 use crate::process::{
     give_back_what_the_start_needed, prepare_data_dir, say, termination, wait_for_signal,
 };
-use crate::{datastore, preflight, supervise};
+use crate::{cluster, datastore, preflight, supervise};
 
 /// Components that `--disable` accepts.
-const COMPONENTS: [&str; 5] =
-    ["kube-scheduler", "kube-controller-manager", "kube-proxy", "dns", "pod-routes"];
+const COMPONENTS: [&str; 6] = [
+    "kube-scheduler",
+    "kube-controller-manager",
+    "kube-proxy",
+    "dns",
+    "pod-routes",
+    "network-policy",
+];
 /// Time for components to end, before the API server does.
 const COMPONENTS_LIMIT: Duration = Duration::from_secs(4);
 /// Pause before all components are restarted.
@@ -35,28 +41,67 @@ const AGAIN_CEILING: Duration = Duration::from_secs(60);
 
 pub async fn run(flags: Server, common: Common) -> anyhow::Result<()> {
     let begun = Instant::now();
-    let flags = preflight::completed(flags)?;
+    let mut flags = preflight::completed(flags)?;
     check(&flags)?;
+    if flags.cluster.cluster_reset {
+        return cluster::reset(&flags, &common).await;
+    }
     preflight::check_node(&flags).await?;
     let data_dir = prepare_data_dir(&common.data_dir)?;
     preflight::check_ports_of(&flags)?;
-    datastore::prepare(&flags.datastore, &data_dir)?;
+    let address = advertised(&flags).await?;
+    let preparing = cluster::prepare(&mut flags, &data_dir, address);
+    let member = tokio::select! {
+        member = preparing => member?,
+        () = termination() => {
+            say("stopped before the datastore was ready");
+            return Ok(());
+        }
+    };
+    let outcome = serve(&flags, &data_dir, address, member.as_ref(), begun).await;
+    // Last, as the others write their last state to it.
+    if let Some(member) = &member {
+        member.stop().await;
+        if matches!(outcome, Ok(Ended::Removed)) {
+            cluster::set_removed(&member.own)?;
+            bail!(cluster::removed_text(&member.own));
+        }
+    }
+    outcome.map(drop)
+}
+
+/// How a server ends.
+enum Ended {
+    BySignal,
+    /// The cluster has removed its etcd member.
+    Removed,
+}
+
+/// Serves until the end, with a datastore that answers or will answer.
+async fn serve(
+    flags: &Server,
+    data_dir: &Path,
+    address: IpAddr,
+    member: Option<&cluster::Member>,
+    begun: Instant,
+) -> anyhow::Result<Ended> {
+    datastore::prepare(&flags.datastore, data_dir)?;
     let pki =
         Pki::open_or_create(&data_dir.join("pki")).context("cannot prepare the certificates")?;
-    let address = advertised(&flags).await?;
     let tasks = Tasks::new("server");
-    let starting = control_plane::start(&flags, &data_dir, &pki, address, &tasks);
+    let starting = control_plane::start(flags, data_dir, &pki, address, &tasks);
     let control = tokio::select! {
         control = starting => control?,
         () = termination() => {
             say("stopped before the API server was ready");
-            return Ok(());
+            return Ok(Ended::BySignal);
         }
     };
-    let kubeconfig = write_kubeconfig(&flags, &data_dir, &pki, &control)?;
+    cluster::publish(flags, data_dir, &pki, member.is_some(), control.server.registry(), &tasks)?;
+    let kubeconfig = write_kubeconfig(flags, data_dir, &pki, &control)?;
     say(&format!("API server ready at {} after {} ms", control.url(), begun.elapsed().as_millis()));
     say(&format!("kubeconfig: {}", kubeconfig.display()));
-    let start = async || start_components(&flags, &data_dir, &control, &pki).await;
+    let start = async || start_components(flags, data_dir, &control, &pki).await;
     let mut components = start().await?;
     say(&format!("next: export KUBECONFIG={}; kubectl get nodes", kubeconfig.display()));
     let (url, token) = (control.url(), data_dir.join("token"));
@@ -64,15 +109,23 @@ pub async fn run(flags: Server, common: Common) -> anyhow::Result<()> {
     say("Ctrl-C stops the control plane; pods keep running");
     give_back_what_the_start_needed(&tasks);
     let groups = [&tasks, &control.last];
-    tokio::select! {
-        ended = wait_for_signal(&groups) => ended?,
-        () = keep_together(&mut components, start) => {}
-    }
+    let ended = tokio::select! {
+        ended = wait_for_signal(&groups) => ended.map(|()| Ended::BySignal)?,
+        () = keep_together(&mut components, start) => Ended::BySignal,
+        () = removed(member) => Ended::Removed,
+    };
     say("stopping");
     // Components first: they can still write to the API server, and none misses it.
-    components.shutdown(COMPONENTS_LIMIT).await;
+    tokio::join!(components.shutdown(COMPONENTS_LIMIT), control.leave());
     control.stop(&tasks).await;
-    Ok(())
+    Ok(ended)
+}
+
+async fn removed(member: Option<&cluster::Member>) {
+    match member {
+        Some(member) => member.removed().await,
+        None => std::future::pending().await,
+    }
 }
 
 /// Everything except the API, as one group.
@@ -280,6 +333,8 @@ async fn start_node(
     tasks: &Tasks,
 ) -> anyhow::Result<()> {
     let name = node::name(&flags.node)?;
+    let marking = control.client_of("system:apiserver", &["system:masters"]);
+    crate::control_plane_node::start(marking, &name, flags.taint_control_plane, tasks);
     let addresses = match flags.node.node_ip.as_slice() {
         [] => vec![control.address],
         given => given.to_vec(),
@@ -301,6 +356,7 @@ async fn start_node(
         kubelet: control.client_of(&of_node.user, &groups),
         proxy: runs(flags, "kube-proxy").then(|| control.client(Component::Proxy)),
         routes: runs(flags, "pod-routes").then(|| control.client(Component::Proxy)),
+        policies: Policies::new(runs(flags, "network-policy"), || control.client(Component::Proxy)),
         name,
         addresses,
         data_dir: data_dir.to_owned(),

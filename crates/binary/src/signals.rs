@@ -6,15 +6,15 @@
 //!                                └─► a second signal, or END: the process ends at once
 //! ```
 //!
-//! Invariant: the process ends within 10 s of the first signal, even if its runtimes hang: the thread
-//! waits only for the pipe. Acknowledged writes of the store are on the disk by then, so that an
+//! Invariant: the process ends within 10 s of the first signal (and `--shutdown-delay-duration`), even if
+//! its runtimes hang: the thread waits only for the pipe. Acknowledged writes of the store are on the disk by then, so that an
 //! immediate end loses nothing.
 //! Deviation: upstream waits up to a minute for its requests; a service manager kills after 90 s.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd};
 use std::sync::LazyLock;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -33,6 +33,14 @@ const BY_SIGNAL: i32 = 128;
 /// The file descriptor that the handler writes to.
 static PIPE: AtomicI32 = AtomicI32::new(-1);
 static ASKED: LazyLock<watch::Sender<bool>> = LazyLock::new(|| watch::Sender::new(false));
+
+/// Milliseconds in addition to [`END`].
+static DELAY: AtomicU64 = AtomicU64::new(0);
+
+/// Allows a stop to take longer, for a server that serves on after the signal.
+pub fn extend(delay: Duration) {
+    DELAY.store(u64::try_from(delay.as_millis()).unwrap_or(u64::MAX), Ordering::Release);
+}
 
 /// Resolves at SIGINT or SIGTERM. Only after [`heed`].
 pub async fn termination() {
@@ -67,6 +75,7 @@ extern "C" fn on_signal(signal: i32) {
 fn watch_over(pipe: &OwnedFd, end: Duration) {
     let Some(first) = next(pipe, PollTimeout::NONE) else { return };
     ASKED.send_replace(true);
+    let end = end.saturating_add(Duration::from_millis(DELAY.load(Ordering::Acquire)));
     let limit = PollTimeout::try_from(end).unwrap_or(PollTimeout::MAX);
     match next(pipe, limit) {
         Some(second) => eprintln!("decapod: signal {second} after {first}: exiting at once"),

@@ -266,6 +266,12 @@ fn list_text(directory: &Path) -> Result<String> {
     Ok(Grid::default().render(&lines))
 }
 
+/// Fills an empty etcd with a snapshot, through its API.
+pub async fn fill(store: &Arc<dyn Store>, file: &Path) -> Result<()> {
+    let restore = Restore { file: file.to_owned(), bump_revision: BUMP, skip_hash_check: false };
+    restore.fill_etcd(store).await
+}
+
 impl Restore {
     fn read(&self) -> Result<Content> {
         store::snapshot::read(&self.file, !self.skip_hash_check)

@@ -1,6 +1,6 @@
 //! The test kit's own program: test images, test hosts, clusters, performance figures.
 //!
-//! In: `images`, `suite PROGRAMS MODULE NODES BINARY PROGRAM [ARGS…]` (reads image names from standard
+//! In: `images`, `kubeadm-images BINARY ETCD TAG ETCDTAG DIRECTORY`, `suite PROGRAMS MODULE NODES BINARY PROGRAM [ARGS…]` (reads image names from standard
 //! input, makes the images, runs a program beside a cluster that can pull them), `host PROGRAM [ARGS…]`
 //! (runs a program on a new host with an address on a switch), `cluster BINARY PROGRAM [ARGS…]` (runs a
 //! program on the first node of a cluster of two, with KUBECONFIG), `fuzz BINARY SECONDS [SEED]` (sends a
@@ -18,7 +18,7 @@ use decapod_testkit::throughput::hollow::{self, Depth, Plan};
 use decapod_testkit::throughput::{self, Scale};
 use decapod_testkit::{fuzz, images, measure, nodes, suite};
 
-const USAGE: &str = "usage: decapod-testkit images | suite PROGRAMS MODULE NODES BINARY PROGRAM [ARGS…] \
+const USAGE: &str = "usage: decapod-testkit images | kubeadm-images BINARY ETCD TAG ETCDTAG DIRECTORY | suite PROGRAMS MODULE NODES BINARY PROGRAM [ARGS…] \
      | host PROGRAM [ARGS…] | cluster BINARY PROGRAM [ARGS…] | fuzz BINARY SECONDS [SEED] \
      | fleet BINARY [--no-churn] [--pods-per-node N] [NODES…] | throughput BINARY [--small] [requests|lists|watches|memory|nodes…] | measure BINARY [RUNS] [--starts-only]";
 
@@ -30,6 +30,12 @@ fn main() -> Result<()> {
             for path in images::all()? {
                 println!("{}", path.display());
             }
+            Ok(())
+        }
+        ["kubeadm-images", binary, etcd, tag, etcd_tag, directory] => {
+            let paths = [binary, etcd, directory].map(Path::new);
+            let made = images::kubeadm::archives(paths[0], paths[1], tag, etcd_tag, paths[2])?;
+            made.iter().for_each(|path| println!("{}", path.display()));
             Ok(())
         }
         ["suite", programs, module, nodes, binary, program, rest @ ..] => {

@@ -249,7 +249,7 @@ pub async fn keep(
 }
 
 /// Time until the renewal is due; `None` if it is due.
-fn time_left(issued: &Issued) -> Option<Duration> {
+pub fn time_left(issued: &Issued) -> Option<Duration> {
     let cert = pki::certificates(issued.cert_pem.as_bytes()).ok()?.into_iter().next()?;
     let left = cert.renew_at().as_second() - base::clock::now().as_second();
     u64::try_from(left).ok().filter(|left| *left > 0).map(Duration::from_secs)

@@ -1,6 +1,6 @@
 //! `decapod agent`: the node part of a cluster whose control plane runs elsewhere.
 //!
-//! In: the server's URL, a join token, a data directory. Out: a node.
+//! In: the servers' URLs, a join token, a data directory. Out: a node.
 //!
 //! ```text
 //!  token ──► authority (checked by its hash) ──► kubelet's client certificate (by CSR)
@@ -12,7 +12,8 @@
 //! are in `<data-dir>/agent`, so that a joined node starts without the server and without the token. A
 //! start or stop never affects containers.
 
-mod certificates;
+mod balancer;
+pub mod certificates;
 mod join;
 
 use std::net::IpAddr;
@@ -30,14 +31,16 @@ use transport::HttpClient;
 use transport::tls::{ClientCerts, Identity, ServerTls};
 
 use crate::flags;
-use crate::node::{self, Node};
+use crate::node::{self, Node, Policies};
 use crate::process::{prepare_data_dir, say, termination, wait_for_signal};
+use balancer::Balancer;
 use certificates::{Home, Order};
 use join::{Joined, Member};
 
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(8);
 
-pub use join::Settings;
+pub use balancer::host_port;
+pub use join::{Settings, authority_of};
 
 /// The machine's properties as the cluster sees them.
 struct Machine {
@@ -49,7 +52,8 @@ pub async fn run(flags: flags::Agent, common: flags::Common) -> anyhow::Result<(
     if !nix::unistd::geteuid().is_root() {
         bail!("running a node needs root");
     }
-    join::check_url(&flags.server)?;
+    let given =
+        flags.server.iter().map(|url| balancer::host_port(url)).collect::<Result<_, _>>()?;
     if common.data_dir.join("store").exists() {
         let place = common.data_dir.display();
         bail!("{place} is a server's data directory; choose another one with --data-dir");
@@ -60,13 +64,19 @@ pub async fn run(flags: flags::Agent, common: flags::Common) -> anyhow::Result<(
     // After the lock, whose error names the process that uses this directory.
     // Only the cluster's settings say whether kube-proxy runs here.
     crate::preflight::check_ports(false)?;
-    let home = Home::open(&data_dir.join("agent"))?;
+    let home = Arc::new(Home::open(&data_dir.join("agent"))?);
+    let tasks = Tasks::new("agent");
+    let balancer =
+        Balancer::start(given, &machine.name, &home, flags.lb_server_port, &tasks).await?;
+    let joining = async {
+        let server = balancer.reachable().await;
+        join::join(&flags, &server, balancer.url(), &home, &machine).await
+    };
     let joined = tokio::select! {
-        joined = join::join(&flags, &home, &machine) => joined?,
+        joined = joining => joined?,
         () = termination() => return Ok(()),
     };
-    let tasks = Tasks::new("agent");
-    start(&flags, &data_dir, home, machine, joined, &tasks).await?;
+    start(&flags, &data_dir, home, machine, joined, &balancer, &tasks).await?;
     say("Ctrl-C stops the node's services; pods keep running");
     wait_for_signal(&[&tasks]).await?;
     say("stopping");
@@ -92,13 +102,14 @@ impl Machine {
 async fn start(
     flags: &flags::Agent,
     data_dir: &Path,
-    home: Home,
+    home: Arc<Home>,
     machine: Machine,
     joined: Joined,
+    balancer: &Arc<Balancer>,
     tasks: &Tasks,
 ) -> anyhow::Result<()> {
     let Joined { ca_pem, settings, kubelet, proxy, dns } = joined;
-    let home = Arc::new(home);
+    let server = balancer.url();
     let order = Order::kubelet_server(&machine.name, &machine.addresses);
     let stored = home.stored(&order, &ca_pem);
     let serving = serving_tls(stored.as_ref(), &order.profile)?;
@@ -106,22 +117,21 @@ async fn start(
     let of_proxy = Client::over(proxy.http.clone(), "kube-proxy");
     let renewed = Arc::new(Notify::new());
     let dns_kubeconfig = match &dns {
-        Some(dns) => Some(write_dns_kubeconfig(
-            &flags.server,
-            data_dir,
-            &ca_pem,
-            dns.order.user(),
-            &dns.issued,
-        )?),
+        Some(dns) => {
+            let user = dns.order.user();
+            Some(write_dns_kubeconfig(server, data_dir, &ca_pem, user, &dns.issued)?)
+        }
         None => None,
     };
+    // Nodes may read the endpoints with the proxy's identity.
+    balancer.follow(of_proxy.clone(), &ca_pem, tasks);
     let (client, name) = (of_kubelet.clone(), machine.name.clone());
     let keeper = Keeper { home, client, name, ca_pem, tasks: tasks.clone() };
     keeper.keep_serving(order, stored, serving.clone());
-    keeper.keep_client(&flags.server, kubelet);
-    keeper.keep_client(&flags.server, proxy);
+    keeper.keep_client(server, kubelet);
+    keeper.keep_client(server, proxy);
     if let (Some(dns), Some(path)) = (dns, &dns_kubeconfig) {
-        keeper.keep_dns(&flags.server, dns, path.clone(), renewed.clone());
+        keeper.keep_dns(server, dns, path.clone(), renewed.clone());
     }
     say(&format!("node: {}", machine.name));
     let described = Node {
@@ -130,6 +140,7 @@ async fn start(
         data_dir: data_dir.to_owned(),
         kubelet: of_kubelet,
         routes: settings.runs("pod-routes").then(|| of_proxy.clone()),
+        policies: Policies::new(settings.runs("network-policy"), || of_proxy.clone()),
         proxy: settings.runs("kube-proxy").then_some(of_proxy),
         dns_kubeconfig,
         dns_renewed: renewed,

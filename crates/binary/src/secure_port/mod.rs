@@ -62,6 +62,8 @@ pub struct SecurePort {
     #[arg(long, value_name = "FILE", requires = "tls_cert_file")]
     tls_private_key_file: Option<PathBuf>,
     #[command(flatten)]
+    tls: crate::api_settings::TlsFlags,
+    #[command(flatten)]
     delegated: delegated::Delegation,
 }
 
@@ -160,6 +162,11 @@ impl SecurePort {
     pub fn address(&self, usual: u16) -> Option<SocketAddr> {
         let port = self.secure_port.unwrap_or(usual);
         (port != 0).then_some(SocketAddr::new(self.bind_address, port))
+    }
+
+    /// Sets TLS for the process; before anything listens.
+    pub fn install_tls(&self) -> anyhow::Result<()> {
+        self.tls.install()
     }
 
     /// Serves the page until the tasks end; returns when the port is open.

@@ -88,6 +88,52 @@ fn a_server_waits_for_its_datastore_and_refuses_a_stranger() -> Result<()> {
     second.launch()
 }
 
+/// Service kubernetes shows the servers that live: a dead one leaves within 15 s, one that stops at once.
+#[test]
+fn live_servers_are_listed() -> Result<()> {
+    let (scratch, url) = (Scratch::new()?, url_of(places::own_loopback()));
+    let _etcd = own_etcd(&scratch, &url)?;
+    let mut servers: Vec<Server> = vec![];
+    for address in ["192.0.2.1", "192.0.2.2", "192.0.2.3"] {
+        let mut server = Server::prepared()?;
+        if let Some(first) = servers.first() {
+            copy(&first.data(), &server.data())?;
+        }
+        server.launch_with(&["--datastore-endpoint", &url, "--advertise-address", address])?;
+        server.ready()?;
+        servers.push(server);
+    }
+    let listed = |server: &Server| -> Result<Vec<String>> {
+        let path = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/kubernetes";
+        let slice: Value = serde_json::from_str(&server.api()?.get(path, LONG)?.body)?;
+        let endpoints = slice["endpoints"].as_array().context("no endpoints")?;
+        let first = |one: &Value| one["addresses"][0].as_str().unwrap_or_default().to_owned();
+        Ok(endpoints.iter().map(first).collect())
+    };
+    let shows = |server: &Server, wanted: &[&str]| {
+        wait::until(LONG, &format!("{wanted:?} are listed"), || {
+            let now = listed(server)?;
+            ensure!(now == wanted, "{now:?}");
+            Ok(())
+        })
+    };
+    shows(&servers[2], &["192.0.2.1", "192.0.2.2", "192.0.2.3"])?;
+    let leases = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases\
+        ?labelSelector=apiserver.kubernetes.io/identity%3Dkube-apiserver";
+    let leases: Value = serde_json::from_str(&servers[2].api()?.get(leases, LONG)?.body)?;
+    // All have the name of this host.
+    let name = leases["items"][0]["metadata"]["name"].as_str().unwrap_or_default();
+    ensure!(name.starts_with("apiserver-"), "{leases}");
+    let begun = wait::now();
+    servers[0].kill()?;
+    shows(&servers[2], &["192.0.2.2", "192.0.2.3"])?;
+    println!("a dead server left after {:?}", begun.elapsed());
+    servers[1].stop()?;
+    ensure!(listed(&servers[2])? == ["192.0.2.3"], "a stopping server is still listed");
+    servers[0].launch()?;
+    shows(&servers[2], &["192.0.2.1", "192.0.2.3"])
+}
+
 /// Copies what a second server needs: certificates and the token.
 fn copy(from: &Path, to: &Path) -> Result<()> {
     use std::os::unix::fs::DirBuilderExt;
@@ -109,7 +155,7 @@ struct Etcd {
 }
 
 /// `ETCD`, the program in `PATH`, or the one in the cache.
-fn program() -> Option<PathBuf> {
+pub fn program() -> Option<PathBuf> {
     let found = places::cached("ETCD", "etcd-3.6/etcd").or_else(|| places::program("etcd"));
     if found.is_none() {
         println!("skipped: no etcd on the path or in the cache (cargo xtask etcd)");

@@ -51,6 +51,8 @@ impl Drop for Scratch {
 pub struct Server {
     process: Option<Child>,
     arguments: Vec<String>,
+    /// The address that it listens on.
+    bind: String,
     scratch: Scratch,
     /// When the first of its processes started.
     begun: Instant,
@@ -65,15 +67,25 @@ impl Server {
     /// The same, with files that the flags name.
     pub fn start_in(scratch: Scratch, arguments: &[&str]) -> Result<Self> {
         let arguments = arguments.iter().map(|word| (*word).to_owned()).collect();
-        let mut server = Self { process: None, arguments, scratch, begun: wait::now() };
+        let mut server = Self::prepared_in(scratch, "127.0.0.1");
+        server.arguments = arguments;
         server.launch()?;
         Ok(server)
     }
 
     /// A server whose process is not started yet.
     pub fn prepared() -> Result<Self> {
-        let scratch = Scratch::new()?;
-        Ok(Self { process: None, arguments: vec![], scratch, begun: wait::now() })
+        Ok(Self::prepared_in(Scratch::new()?, "127.0.0.1"))
+    }
+
+    /// The same at another address of the loopback interface, for servers beside each other.
+    pub fn prepared_at(address: std::net::Ipv4Addr) -> Result<Self> {
+        Ok(Self::prepared_in(Scratch::new()?, &address.to_string()))
+    }
+
+    fn prepared_in(scratch: Scratch, bind: &str) -> Self {
+        let (bind, begun) = (bind.to_owned(), wait::now());
+        Self { process: None, arguments: vec![], bind, scratch, begun }
     }
 
     /// Starts the process, also after a stop; returns when it is ready.
@@ -87,7 +99,7 @@ impl Server {
         let _ = fs::remove_file(self.data().join("kubeconfig"));
         let mut command = Command::new(env!("CARGO_BIN_EXE_decapod"));
         command.args(["server", "--disable-agent", "--https-listen-port", "0"]);
-        command.args(["--bind-address", "127.0.0.1", "--data-dir"]).arg(self.data());
+        command.args(["--bind-address", &self.bind, "--data-dir"]).arg(self.data());
         command.args(&self.arguments).env("NO_COLOR", "1").env_remove("DECAPOD_LOG");
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         self.process = Some(command.spawn()?);
@@ -116,6 +128,23 @@ impl Server {
         })?;
         self.process = None;
         Ok(status)
+    }
+
+    /// Ends it as a power cut does.
+    pub fn kill(&mut self) -> Result<()> {
+        let process = self.running()?;
+        process.kill()?;
+        process.wait()?;
+        self.process = None;
+        Ok(())
+    }
+
+    /// Waits until it ends by itself; returns what it printed.
+    pub fn ends(&mut self) -> Result<String> {
+        let process = self.running()?;
+        wait::until(LONG, "the server has ended", || process.try_wait()?.context("it still runs"))?;
+        self.process = None;
+        Ok(self.log())
     }
 
     /// Its exit status, if it has ended.

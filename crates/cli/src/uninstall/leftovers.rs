@@ -11,8 +11,8 @@ use nix::mount::{MntFlags, umount2};
 
 /// The default address of the cluster DNS.
 const DEFAULT_DNS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 43, 0, 10));
-/// The table of Services, and the one for pods' outgoing traffic.
-pub const TABLES: &[&str] = &["kube-proxy", "decapod-pods"];
+/// The tables of Services, of pods' outgoing traffic and of network policies.
+pub const TABLES: &[&str] = &["kube-proxy", "decapod-pods", "decapod-network-policies"];
 const QOS: &[&str] = &["", "burstable", "besteffort"];
 
 /// The number of entries of a directory.

@@ -6,6 +6,7 @@
 
 mod archive;
 mod debian;
+pub mod kubeadm;
 mod layer;
 pub mod suite;
 

@@ -8,7 +8,9 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::story::Story;
+use testkit::wait;
+
+use crate::story::{LONG, Story};
 
 type Check = fn(&Story) -> Result<()>;
 
@@ -21,7 +23,16 @@ const CHECKS: &[(&str, Check)] = &[
     ("4.2.10, 4.2.11", certificates_are_renewed),
     ("4.2.12", strong_ciphers),
     ("4.3.1", proxy_on_the_loopback),
+    ("5.3.1", policies_have_rules),
 ];
+
+/// A policy of no pod. The chapters of policies test what rules do.
+const POLICY: &str = "\
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: cis}
+spec: {podSelector: {matchLabels: {cis: nobody}}}
+";
 
 pub fn of_a_node(story: &mut Story) -> Result<()> {
     let mut failures = vec![];
@@ -32,6 +43,19 @@ pub fn of_a_node(story: &mut Story) -> Result<()> {
     }
     ensure!(failures.is_empty(), "{}", failures.join("\n"));
     Ok(())
+}
+
+fn policies_have_rules(story: &Story) -> Result<()> {
+    story.apply(POLICY)?;
+    let rules = || -> Result<()> {
+        let mut command = story.server.host().command("nft");
+        let output = command.args(["list", "table", "ip", "decapod-network-policies"]).output()?;
+        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        Ok(())
+    };
+    let found = wait::until(LONG, "the node has rules of network policies", rules);
+    story.kubectl("delete networkpolicy cis")?;
+    found.map(drop)
 }
 
 fn has_mode(path: &Path, wanted: u32) -> Result<()> {

@@ -279,6 +279,16 @@ fn components(story: &Story, machine: &Machine, who: &Who<'_>) -> Result<[Issued
         }
     }
     machine.refused(&Who::Certificate(&dns), "GET", NODES, &Value::Null)?;
+    // For network policies the proxy reads pods reduced to labels and addresses; others do not.
+    let reduced = "/apis/network.decapod.io/v1/podaddresses";
+    let found = machine.send(&Who::Certificate(&proxy), "GET", reduced, &Value::Null)?;
+    ensure!(found.status == 200 && found.body.contains("\"podIPs\""), "{found:?}");
+    for hidden in ["\"image\"", "\"env\"", "\"volumes\"", "\"annotations\"", "\"managedFields\""] {
+        ensure!(!found.body.contains(hidden), "{hidden} is in {found:?}");
+    }
+    for other in [&Who::Certificate(&dns), who] {
+        machine.refused(other, "GET", reduced, &Value::Null)?;
+    }
     Ok([proxy, dns])
 }
 

@@ -20,8 +20,10 @@ mod killing;
 mod leaders;
 mod nodes;
 mod operator;
+mod policies;
 mod pulling;
 mod rolling;
+mod servers;
 mod service;
 mod start;
 mod statics;
@@ -52,6 +54,9 @@ pub const CHAPTERS: &[Chapter] = &[
     chapter("service: the NodePort answers outside", service::node_port),
     chapter("service: names answer in a pod", service::names),
     chapter("service: a pod that is not Ready gets nothing", service::not_ready),
+    chapter("policies: what is not allowed is dropped", policies::are_enforced),
+    chapter("policies: they hold while the server is killed", policies::outlive_the_server),
+    chapter("policies: flushed rules return", policies::return_after_a_flush),
     chapter("commands: lists and columns", commands::lists),
     chapter("commands: the kubectl of the machine prints the same", commands::other_kubectl),
     chapter("commands: describe", commands::describe),
@@ -96,6 +101,7 @@ pub const CHAPTERS: &[Chapter] = &[
     chapter("stores: history, a snapshot, a server restored from it", stores::past_and_snapshots),
     chapter("stores: three API servers share an etcd", stores::several_api_servers),
     chapter("stores: upstream's API server runs on ours", stores::upstreams_api_server),
+    chapter("servers: a node follows the servers that live", servers::nodes_follow),
     chapter("containerd: another runtime runs a node", containerd::runs_a_node),
     chapter("density: many pods on one node", density::many_pods),
     chapter("nodes: a wrong token or server is refused", nodes::wrong_tokens),
