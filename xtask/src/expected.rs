@@ -150,7 +150,8 @@ fn git() -> Command {
     command
 }
 
-fn parse(text: &str) -> Outcome<BTreeMap<String, String>> {
+/// The lines of a list: names and reasons.
+pub fn parse(text: &str) -> Outcome<BTreeMap<String, String>> {
     let lines = text.lines().filter(|line| !line.trim().is_empty());
     lines
         .map(|line| {

@@ -64,6 +64,16 @@ pub fn cbor_client() -> Outcome<PathBuf> {
     own("cbor-client", include_str!("cbor_client.go"))
 }
 
+/// The real kubeadm.
+pub fn kubeadm() -> Outcome<PathBuf> {
+    program("kubeadm", "k8s.io/kubernetes/cmd/kubeadm")
+}
+
+/// Prints the flags that upstream's components register; as long to build as kube-apiserver and kubelet.
+pub fn component_flags() -> Outcome<PathBuf> {
+    own("component-flags", include_str!("component_flags.go"))
+}
+
 /// A program with our own main file, built from upstream's packages.
 fn own(name: &str, text: &str) -> Outcome<PathBuf> {
     let directory = directory()?;
@@ -126,6 +136,20 @@ pub fn suite_programs() -> Outcome<PathBuf> {
 pub fn module_source() -> Outcome<PathBuf> {
     let report = download(&directory()?)?;
     json_string(&report, "Dir").map(PathBuf::from).ok_or("go mod download named no Dir".to_owned())
+}
+
+/// The directory of a Go module that requires `k8s.io/kubernetes`.
+pub fn kubernetes_module() -> Outcome<PathBuf> {
+    let directory = directory()?;
+    fs::create_dir_all(&directory).map_err(|error| format!("{}: {error}", directory.display()))?;
+    write_module(&directory)?;
+    Ok(directory)
+}
+
+/// etcd, if it is in the cache.
+pub fn cached_etcd() -> Option<PathBuf> {
+    let path = sh::cache_directory().ok()?.join("etcd-3.6/etcd");
+    path.is_file().then_some(path)
 }
 
 pub fn has_go() -> bool {
@@ -236,7 +260,8 @@ pub fn module(name: &str) -> Outcome<PathBuf> {
     dir.map(PathBuf::from).ok_or_else(|| format!("go mod download {wanted}: {text}"))
 }
 
-fn go(directory: &Path) -> Command {
+/// The go command in a module's directory.
+pub fn go(directory: &Path) -> Command {
     // Our own build has priority over this one.
     let mut command = Command::new("nice");
     command.args(["-n", "10", "go"]).current_dir(directory);

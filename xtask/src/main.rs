@@ -5,6 +5,7 @@
 //! Invariant: it installs nothing without a line that says so, and leaves nothing behind outside the
 //! target directory and the cache directory.
 
+mod component_flags;
 mod conformance;
 mod expected;
 mod facts;
@@ -12,13 +13,16 @@ mod facts_internal;
 mod facts_protobuf;
 mod foreign;
 mod fuzz;
+mod images;
 mod measure;
 mod packages;
 mod sh;
 mod supply;
 mod test;
 mod tidy;
+mod twin;
 mod up;
+mod vm;
 mod wire;
 
 use std::process::ExitCode;
@@ -37,14 +41,22 @@ usage: cargo xtask COMMAND
                replay upstream's recorded interactions against a new server
   fuzz [--seconds N] [--seed N]
                send a new server valid and invalid requests made from its schemas
+  twin [--seconds N] [--seed S] [--case N --source NAME]
+               send the same requests to upstream's API server and to ours, and compare
   conformance [--suite NAME] [--focus TEXT] [--sig NAME] [--list smoke|control-plane] [--parallel N]
                run upstream's end-to-end suite against a new cluster
+  vm [--release 12|13] [--binary PATH] [--short] [--tcg] [--cuts N] [CHAPTER…]
+               boot Debian under QEMU and run Decapod as its service: systemd, cgroup v2, reboots,
+               bad disks, power cuts, two machines
   kubectl      build upstream's kubectl for the tests, once, and print its path
   helm, csi-driver, device-plugin, cbor-client  the same for helm, for the mock driver of upstream's
                suite, for its stub of a device plugin, and for Go's clients in CBOR; `foreign` builds
                all that the end-to-end story needs
-  kube-apiserver, etcd  build upstream's API server, or etcd 3.6 with its tools, for the
+  images DIRECTORY  write the images that `kubeadm init` asks for: the debug binary under four names, etcd
+  kube-apiserver, etcd, kubeadm  build upstream's API server, etcd 3.6 with its tools, or kubeadm, for the
                tests that use them if they are in the cache
+  flags [--upstream]  rewrite docs/flags.md from crates/binary/flags; or compare the tables with the
+               flags that upstream's components register (built once from Go modules)
   facts [FILE] rewrite the field facts of crates/api from the published OpenAPI document
   facts-internal  rewrite the fields of Kubernetes' internal types, which some errors show
   facts-protobuf  rewrite the protobuf field numbers of crates/api from Kubernetes' Go modules
@@ -67,6 +79,8 @@ fn main() -> ExitCode {
         "advisories" => supply::rewrite(&rest),
         "conformance" => conformance::run(&rest),
         "fuzz" => fuzz::run(&rest),
+        "vm" => vm::run(&rest),
+        "twin" => twin::run(&rest),
         "wire" => wire::run(&rest),
         "kubectl" => foreign::kubectl().map(|path| println!("{}", path.display())),
         "helm" => foreign::helm().map(|path| println!("{}", path.display())),
@@ -75,7 +89,10 @@ fn main() -> ExitCode {
         "device-plugin" => foreign::device_plugin().map(|path| println!("{}", path.display())),
         "foreign" => foreign::of_the_story(),
         "kube-apiserver" => foreign::api_server().map(|path| println!("{}", path.display())),
+        "kubeadm" => foreign::kubeadm().map(|path| println!("{}", path.display())),
+        "images" => images::run(&rest),
         "etcd" => foreign::etcd().map(|path| println!("{}", path.display())),
+        "flags" => component_flags::run(&rest),
         "facts" => facts::run(&rest),
         "facts-internal" => facts_internal::run(&rest),
         "facts-protobuf" => facts_protobuf::run(&rest),

@@ -26,8 +26,8 @@ const AS_RECORDED: &[&str] = &[
     "--https-listen-port=0",
     "--service-cidr=10.0.0.0/24",
     "--cluster-dns=10.0.0.10",
-    // The recorded cluster had no metrics-server.
-    "--runtime-config=metrics.k8s.io/v1beta1=false",
+    // The recorded cluster had no metrics-server, and no network policies of ours.
+    "--runtime-config=metrics.k8s.io/v1beta1=false,network.decapod.io/v1=false",
     "--disable-admission-plugins=NodeRestriction",
     "--allow-privileged=false",
     "--allocate-node-cidrs=false",

@@ -35,6 +35,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("scheduler", &["client", "cel"]),
     ("runtime", &["cri", "net", "transport"]),
     ("kubelet", &["client", "cri", "transport", "pki"]),
+    ("policy", &["client", "net"]),
     ("proxy", &["client", "net"]),
     ("dns", &["client"]),
     ("simulate", &["client"]),

@@ -3,13 +3,14 @@
 //! In: the sources and manifests of the work tree. Out: one line per breach, or nothing. The sets of
 //! rules: which crate may use which ([`edges`]), how long things may be and how a module opens
 //! ([`shape`]), which calls are banned ([`banned`]), which packages the manifests name ([`unused`]),
-//! where Kubernetes' version is spelled out ([`version`]) and which packages Cargo.lock contains
-//! ([`supply`]). A breach with a good reason says so in place:
+//! where Kubernetes' version is spelled out ([`version`]), which rows their tables lack
+//! ([`rows`]) and which packages Cargo.lock contains ([`supply`]). A breach with a good reason says so in place:
 //! `// tidy: allow(RULE): reason`, on the line or on one of the few before it.
 
 mod banned;
 mod edges;
 mod mask;
+mod rows;
 mod shape;
 mod unused;
 mod version;
@@ -18,7 +19,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::sh::{self, Outcome};
-use crate::supply;
+use crate::{component_flags, supply};
 use mask::Masked;
 
 /// One broken rule.
@@ -54,7 +55,12 @@ fn check(root: &Path) -> Outcome<Vec<Breach>> {
     let mut breaches = edges::check(&root.join("crates"))?;
     breaches.extend(supply::check(root)?);
     breaches.extend(unused::check(root)?);
+    breaches.extend(rows::check(root)?);
     breaches.extend(version::of_types(root)?);
+    if let Err(text) = component_flags::check(root) {
+        let file = component_flags::PAGE.to_owned();
+        breaches.push(Breach { file, line: 1, rule: "flags", text });
+    }
     for path in sources(vec![root.join("crates"), root.join("xtask")])? {
         let text =
             fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
