@@ -2,7 +2,8 @@
 //!
 //! In: a registry that answers. Out: the objects that every cluster has, and tasks that keep them right.
 //! Invariant: a store that takes no writes keeps no server from starting, for reads must be answered: a
-//! start waits a moment, and the work goes on in the background.
+//! start waits a moment, and the work goes on in the background. A slow store is waited for: components
+//! that start before their roles exist are refused.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +13,7 @@ use apiserver::fairness::Fairness;
 use base::task::Tasks;
 use machinery::StatusError;
 use machinery::status::Reason;
+use store::Revision;
 use tokio::sync::oneshot;
 
 use crate::bootstrap::{self, Cluster};
@@ -23,6 +25,8 @@ use crate::{addresses, fairness, upkeep};
 const WRITE_AGAIN: Duration = Duration::from_secs(1);
 /// A start waits this long for a store that takes no writes.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// A start waits this many times [`PATIENCE`] for a store that takes writes.
+const ROUNDS: usize = 12;
 
 /// Writes the objects that every cluster has, and starts what keeps them right. Without `served`,
 /// priority and fairness is off, and only its objects are kept.
@@ -38,7 +42,8 @@ pub async fn start(
     };
     let (objects, known, endpoints) =
         (registry.clone(), cluster.clone(), presence.endpoints.clone());
-    in_time(tasks, async move {
+    let revision = async || registry.revision().await.ok();
+    in_time(tasks, &revision, async move {
         tokio::join!(
             written("the first objects", || bootstrap::ensure(&objects, &known, &endpoints)),
             written("the first objects of fairness", || fairness::ensure(&objects)),
@@ -51,7 +56,7 @@ pub async fn start(
     presence.endpoints.start(tasks);
     presence.identity.start(tasks);
     let roles = registry.clone();
-    in_time(tasks, async move {
+    in_time(tasks, &revision, async move {
         written("the bootstrap roles", || auth::rbac::bootstrap::reconcile(&roles)).await;
     })
     .await;
@@ -72,17 +77,32 @@ impl Presence {
     }
 }
 
-/// Waits for the work of a start, but not longer than [`PATIENCE`]: then the work goes on in the
-/// background. A full disk takes no writes, and the server must answer reads.
-async fn in_time(tasks: &Tasks, work: impl Future<Output = ()> + Send + 'static) {
-    let (tell, is_done) = oneshot::channel();
+/// Waits for the work of a start as long as the store's revision grows, but not for ever. Then the work goes
+/// on in the background: a full disk takes no writes, and the server must answer reads.
+async fn in_time(
+    tasks: &Tasks,
+    revision: impl AsyncFn() -> Option<Revision>,
+    work: impl Future<Output = ()> + Send + 'static,
+) {
+    let (tell, mut is_done) = oneshot::channel();
     tasks.spawn("first writes", async move {
         work.await;
         let _ = tell.send(());
     });
-    if tokio::time::timeout(PATIENCE, is_done).await.is_err() {
-        tracing::warn!("the store takes no writes; the server starts and goes on trying");
+    let look = async || tokio::time::timeout(PATIENCE, revision()).await.unwrap_or_default();
+    let mut before = look().await;
+    for _ in 0..ROUNDS {
+        if tokio::time::timeout(PATIENCE, &mut is_done).await.is_ok() {
+            return;
+        }
+        let now = look().await;
+        if now.is_none() || now == before {
+            tracing::warn!("the store takes no writes; the server starts and goes on trying");
+            return;
+        }
+        before = now;
     }
+    tracing::warn!("the store is slow; the server starts before its first writes are done");
 }
 
 /// Writes objects that every cluster has, again while the store does not answer. An object that is
@@ -94,5 +114,35 @@ async fn written<F: Future<Output = Result<(), StatusError>>>(what: &str, write:
             return;
         }
         tokio::time::sleep(WRITE_AGAIN).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use tokio::time::{Instant, sleep};
+
+    use super::*;
+
+    /// How long a start waits for work of this length, where the revision grows by this much a look.
+    async fn waited(work: Duration, growth: u64) -> Duration {
+        let revision = Cell::new(0);
+        let grow = async || {
+            revision.set(revision.get() + growth);
+            Some(Revision(revision.get()))
+        };
+        let started = Instant::now();
+        in_time(&Tasks::new("start"), grow, sleep(work)).await;
+        started.elapsed()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_start_waits_for_a_slow_store_and_not_for_a_full_one() {
+        let [short, long, endless] = [2, 23, 3600].map(Duration::from_secs);
+        assert_eq!(waited(short, 0).await.as_secs(), 2);
+        assert_eq!(waited(long, 1).await.as_secs(), 23);
+        assert_eq!(waited(long, 0).await.as_secs(), 5);
+        assert_eq!(waited(endless, 1).await.as_secs(), 60);
     }
 }
