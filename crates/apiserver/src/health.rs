@@ -205,8 +205,8 @@ impl Health {
             return failed(format!("{lines}{probe} check failed\n"));
         }
         match query.first("verbose") {
-            Some(_) => codec::text(StatusCode::OK, format!("{lines}{probe} check passed\n")),
-            None => codec::text(StatusCode::OK, "ok"),
+            Some(_) => codec::plain(StatusCode::OK, format!("{lines}{probe} check passed\n")),
+            None => codec::plain(StatusCode::OK, "ok"),
         }
     }
 
@@ -263,10 +263,7 @@ async fn run(named: &Named) -> Result<(), String> {
 }
 
 fn failed(text: String) -> Response<Body> {
-    let mut response = codec::text(StatusCode::INTERNAL_SERVER_ERROR, text);
-    let nosniff = http::HeaderValue::from_static("nosniff");
-    response.headers_mut().insert(http::header::X_CONTENT_TYPE_OPTIONS, nosniff);
-    response
+    codec::plain(StatusCode::INTERNAL_SERVER_ERROR, text)
 }
 
 #[cfg(test)]

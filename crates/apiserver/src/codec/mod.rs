@@ -20,7 +20,7 @@ pub mod protobuf;
 pub mod table;
 
 use bytes::Bytes;
-use http::header::{CONTENT_TYPE, HeaderValue};
+use http::header::{CONTENT_TYPE, HeaderValue, X_CONTENT_TYPE_OPTIONS};
 use http::{Response, StatusCode};
 use http_body_util::{BodyExt, Empty, Full};
 use machinery::StatusError;
@@ -52,9 +52,25 @@ pub fn text(status: StatusCode, text: impl Into<String>) -> Response<Body> {
     respond(status, "text/plain; charset=utf-8", full(text.into()))
 }
 
+/// Plain text that a browser must not take for something else. Go's `http.Error` answers so.
+pub fn plain(status: StatusCode, text: impl Into<String>) -> Response<Body> {
+    unsniffed(self::text(status, text))
+}
+
+fn unsniffed(mut response: Response<Body>) -> Response<Body> {
+    let nosniff = HeaderValue::from_static("nosniff");
+    response.headers_mut().insert(X_CONTENT_TYPE_OPTIONS, nosniff);
+    response
+}
+
 /// Go's answer to a path without a handler.
 pub fn page_not_found() -> Response<Body> {
-    text(StatusCode::NOT_FOUND, "404 page not found\n")
+    plain(StatusCode::NOT_FOUND, "404 page not found\n")
+}
+
+/// The answer to a request that the user may not make. Upstream: `responsewriters.RespondWithError`.
+pub fn refused(error: &StatusError) -> Response<Body> {
+    unsniffed(self::error(&Accept::JSON, error))
 }
 
 /// JSON in the requested form: kinds without a protobuf message are refused.

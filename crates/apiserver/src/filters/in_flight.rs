@@ -5,7 +5,7 @@ use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::header::{HeaderMap, HeaderName, HeaderValue, RETRY_AFTER, X_CONTENT_TYPE_OPTIONS};
+use http::header::{HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use http::request::Parts;
 use http::{Response, StatusCode};
 use tokio::sync::OwnedSemaphorePermit;
@@ -146,8 +146,7 @@ fn stored(shared: &Shared, info: &RequestInfo) -> Option<Stored> {
 /// Upstream's plain text, with its newline.
 fn refusal(retry_after: u64) -> Response<Body> {
     let text = "Too many requests, please try again later.\n";
-    let mut response = codec::text(StatusCode::TOO_MANY_REQUESTS, text);
+    let mut response = codec::plain(StatusCode::TOO_MANY_REQUESTS, text);
     response.headers_mut().insert(RETRY_AFTER, retry_after.into());
-    response.headers_mut().insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     response
 }

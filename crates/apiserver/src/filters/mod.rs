@@ -115,7 +115,10 @@ async fn known(
     time: Duration,
 ) -> Result<Response<Body>, StatusError> {
     // Impersonation is authorized as an action of its own.
-    let user = impersonation::impersonate(shared, info, &mut parts, user).await?;
+    let user = match impersonation::impersonate(shared, info, &mut parts, user).await {
+        Ok(user) => user,
+        Err(refusal) => return Ok(codec::refused(&refusal)),
+    };
     // Priority and fairness needs the user; no request continues without a place.
     let held = match in_flight::enter(shared, info, &user, &parts, time).await {
         Ok(held) => held,
@@ -135,7 +138,9 @@ async fn allowed(
 ) -> Result<Response<Body>, StatusError> {
     // Authorization.
     let trail = audit::Trail::of(&parts).map(|trail| &**trail);
-    authorization::authorize(shared, info, &user, trail).await?;
+    if let Err(refusal) = authorization::authorize(shared, info, &user, trail).await {
+        return Ok(codec::refused(&refusal));
+    }
     // The verb reads the body with `body::read`, which has a limit.
     verbs::dispatch(shared, info, user, parts, body).await
 }

@@ -385,6 +385,10 @@ async fn identities_are_found_impersonated_and_authorized() {
     ] {
         let answer = bench.ask_with(line, &headers, "").await;
         assert_eq!((answer.code, answer.message().as_str()), (code, message), "{line}");
+        // As upstream's filters answer, unlike verbs.
+        let sniffing = answer.header("x-content-type-options");
+        let is_by_filter = code == 403 || message.starts_with("requested &user");
+        assert_eq!(sniffing == "nosniff", is_by_filter, "{line}: {sniffing:?}");
     }
     let local = bench.server.local(UserInfo::new("reader", &[]));
     let request = Request::get("/api/v1/namespaces/default/configmaps/a").header("user", "admin");
@@ -733,7 +737,8 @@ async fn other_paths_than_resources_answer() {
         [("accept", "application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList")];
     assert_eq!(bench.ask_with("GET /api", &old, "").await.code, 406);
     assert_eq!(bench.ask("GET /version", Value::Null).await.json()["minor"], "36");
-    assert_eq!(&bench.ask("GET /readyz", Value::Null).await.body[..], b"ok");
+    let ready = bench.ask("GET /readyz", Value::Null).await;
+    assert_eq!((&ready.body[..], ready.header("x-content-type-options")), (&b"ok"[..], "nosniff"));
     let metrics = bench.ask("GET /metrics", Value::Null).await;
     let metrics = String::from_utf8_lossy(&metrics.body).into_owned();
     for wanted in
@@ -741,7 +746,8 @@ async fn other_paths_than_resources_answer() {
     {
         assert!(metrics.contains(wanted), "{metrics}");
     }
-    assert_eq!(bench.ask("GET /nope", Value::Null).await.code, 404);
+    let missing = bench.ask("GET /nope", Value::Null).await;
+    assert_eq!((missing.code, missing.header("x-content-type-options")), (404, "nosniff"));
     let index = bench.ask("GET /openapi/v3", Value::Null).await;
     assert_eq!(index.header("content-type"), "text/plain; charset=utf-8");
     let url = index.json()["paths"]["apis/apps/v1"]["serverRelativeURL"]

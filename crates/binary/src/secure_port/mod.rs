@@ -209,12 +209,7 @@ async fn guarded(
     let answer = async {
         match delegated.admit(parts).await {
             Ok(()) => page.answer(parts).await,
-            Err(refusal) => {
-                let mut response = codec::error(&Accept::JSON, &refusal);
-                let nosniff = HeaderValue::from_static("nosniff");
-                response.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, nosniff);
-                response
-            }
+            Err(refusal) => codec::refused(&refusal),
         }
     };
     // A panic in a page must not stop the scheduler.

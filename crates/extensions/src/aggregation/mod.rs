@@ -261,11 +261,7 @@ impl Aggregator for Aggregation {
 
 /// As upstream, the answer for an unavailable server is plain text, not a Status.
 fn unavailable() -> Response<Body> {
-    let mut response =
-        apiserver::codec::text(StatusCode::SERVICE_UNAVAILABLE, "service unavailable\n");
-    let nosniff = HeaderValue::from_static("nosniff");
-    response.headers_mut().insert(http::header::X_CONTENT_TYPE_OPTIONS, nosniff);
-    response
+    apiserver::codec::plain(StatusCode::SERVICE_UNAVAILABLE, "service unavailable\n")
 }
 
 fn unreachable(error: transport::ClientError) -> StatusError {
