@@ -450,10 +450,17 @@ impl Strategy for SelfSubject {
         mut object: Box<dyn Object>,
     ) -> Result<Created, StatusError> {
         let review = object.expect_mut::<authentication::SelfSubjectReview>();
-        let user_info = Some(shown(&ctx.user));
-        review.status = Some(authentication::SelfSubjectReviewStatus { user_info });
-        review.metadata.creation_timestamp = Some(machinery::Time(base::clock::now_seconds()));
+        *review = own_review(&ctx.user);
         Ok(Created::Object(object))
+    }
+}
+
+/// A new object: upstream keeps nothing of what was sent.
+fn own_review(user: &UserInfo) -> authentication::SelfSubjectReview {
+    let now = machinery::Time(base::clock::now_seconds());
+    authentication::SelfSubjectReview {
+        metadata: ObjectMeta { creation_timestamp: Some(now), ..ObjectMeta::default() },
+        status: Some(authentication::SelfSubjectReviewStatus { user_info: Some(shown(user)) }),
     }
 }
 

@@ -315,9 +315,13 @@ fn accounts_are_looked_up(audited: &mut Audited) -> Result<()> {
 
 /// The kubeconfig's client trusts only the cluster's authority, and has a certificate.
 fn certificates(audited: &mut Audited) -> Result<()> {
-    let review = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"});
+    let review = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview",
+        "metadata": {"labels": {"sent": "back"}}});
     let who = audited.post("/apis/authentication.k8s.io/v1/selfsubjectreviews", &review)?;
     ensure!(who["status"]["userInfo"]["username"] == "kubernetes-admin", "{who}");
+    // As upstream, the answer has nothing of what was sent.
+    let metadata = who["metadata"].as_object().context("metadata")?;
+    ensure!(metadata.keys().eq(["creationTimestamp"]), "{who}");
     // Long texts may be wrapped.
     let is_shown = |c: &char| !c.is_whitespace() && *c != '\\';
     let text: String = audited.server.kubeconfig()?.chars().filter(is_shown).collect();
