@@ -455,7 +455,7 @@ impl Strategy for SelfSubject {
     }
 }
 
-/// A new object: upstream keeps nothing of what was sent.
+/// Makes a new review. Like upstream, it ignores what the client sent.
 fn own_review(user: &UserInfo) -> authentication::SelfSubjectReview {
     let now = machinery::Time(base::clock::now_seconds());
     authentication::SelfSubjectReview {

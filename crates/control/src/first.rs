@@ -2,8 +2,8 @@
 //!
 //! In: a registry that answers. Out: the objects that every cluster has, and tasks that keep them right.
 //! Invariant: a store that takes no writes keeps no server from starting, for reads must be answered: a
-//! start waits a moment, and the work goes on in the background. A slow store is waited for: components
-//! that start before their roles exist are refused.
+//! start waits a moment, and the work goes on in the background. A start waits for a slow store, because
+//! the API server refuses components whose roles do not exist.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,7 +25,7 @@ use crate::{addresses, fairness, upkeep};
 const WRITE_AGAIN: Duration = Duration::from_secs(1);
 /// A start waits this long for a store that takes no writes.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// A start waits this many times [`PATIENCE`] for a store that takes writes.
+/// Each group of first writes may take this many times [`PATIENCE`] while the store takes writes.
 const ROUNDS: usize = 12;
 
 /// Writes the objects that every cluster has, and starts what keeps them right. Without `served`,

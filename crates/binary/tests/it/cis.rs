@@ -319,7 +319,7 @@ fn certificates(audited: &mut Audited) -> Result<()> {
         "metadata": {"labels": {"sent": "back"}}});
     let who = audited.post("/apis/authentication.k8s.io/v1/selfsubjectreviews", &review)?;
     ensure!(who["status"]["userInfo"]["username"] == "kubernetes-admin", "{who}");
-    // As upstream, the answer has nothing of what was sent.
+    // Like upstream, the answer ignores what the client sent.
     let metadata = who["metadata"].as_object().context("metadata")?;
     ensure!(metadata.keys().eq(["creationTimestamp"]), "{who}");
     // Long texts may be wrapped.
