@@ -4,6 +4,7 @@
 //! The server is not needed: images can be imported before its first start.
 //! A node with another runtime has its images there ([`foreign`]).
 
+mod bar;
 mod foreign;
 
 use std::collections::BTreeSet;
@@ -17,6 +18,7 @@ use runtime::images::pull::Puller;
 use runtime::images::store::ImageRecord;
 use serde_json::Value;
 
+use self::bar::Bar;
 use crate::grid::Grid;
 
 /// A registries file that all clusters of the machine share.
@@ -125,8 +127,11 @@ fn make_private(data_dir: &Path) -> Result<()> {
 impl Import {
     fn run(&self, store: &ImageStore) -> Result<()> {
         for file in &self.files {
-            let found = import(store, file, self.name.as_deref())
-                .map_err(|error| anyhow!("cannot import {}: {error}", file.display()))?;
+            let bar = Bar::show(store.progress());
+            let found = import(store, file, self.name.as_deref());
+            drop(bar);
+            let found =
+                found.map_err(|error| anyhow!("cannot import {}: {error}", file.display()))?;
             for image in found {
                 println!("imported {}", called(&image));
             }
@@ -140,10 +145,10 @@ async fn pull(store: &ImageStore, data_dir: &Path, references: &[String]) -> Res
     let registries = if own.exists() { own } else { SHARED_REGISTRIES.into() };
     let puller = Puller::new(store.clone(), Some(registries));
     for reference in references {
-        let image = puller
-            .pull(reference, None)
-            .await
-            .map_err(|error| anyhow!("cannot pull {reference}: {error}"))?;
+        let bar = Bar::show(store.progress());
+        let pulled = puller.pull(reference, None).await;
+        drop(bar);
+        let image = pulled.map_err(|error| anyhow!("cannot pull {reference}: {error}"))?;
         println!("pulled {}", called(&image));
     }
     Ok(())

@@ -42,6 +42,8 @@ struct DockerImage {
 pub fn import(store: &ImageStore, archive: &Path, name: Option<&str>) -> Result<Vec<ImageRecord>> {
     let file = File::open(archive).during(|| format!("open {}", archive.display()))?;
     let _ingest = store.ingest()?;
+    let size = file.metadata().during(|| format!("read {}", archive.display()))?.len();
+    store.progress().begin(format!("read {}", archive.display()), size);
     let contents = read(store, file)?;
     let docker = contents.docker_images()?;
     let mut imported = match contents.small.get(Path::new("index.json")) {
@@ -60,7 +62,7 @@ pub fn import(store: &ImageStore, archive: &Path, name: Option<&str>) -> Result<
 
 fn read(store: &ImageStore, file: File) -> Result<Contents> {
     let mut contents = Contents::default();
-    let mut archive = Archive::new(unpack::decompress(file)?);
+    let mut archive = Archive::new(unpack::decompress(store.progress().counted(file))?);
     for entry in archive.entries().during(|| "read the archive".into())? {
         let mut entry = entry.during(|| "read the archive".into())?;
         let path: PathBuf = entry

@@ -14,6 +14,7 @@ pub mod config;
 pub mod import;
 pub mod name;
 pub mod overlay;
+pub mod progress;
 pub mod pull;
 pub mod registries;
 pub mod store;

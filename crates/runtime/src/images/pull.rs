@@ -162,7 +162,11 @@ impl Puller {
             self.blob(client, reference, &config.digest).await?;
         }
         let file: ConfigFile = self.store.read_json(&config.digest)?;
-        for (layer, diff_id) in manifest.layers.iter().zip(&file.rootfs.diff_ids) {
+        let count = manifest.layers.len();
+        let layers = manifest.layers.iter().zip(&file.rootfs.diff_ids).enumerate();
+        for (index, (layer, diff_id)) in layers {
+            let step = format!("download layer {} of {count}", index + 1);
+            self.store.progress().begin(step, layer.size);
             if !self.store.has_layer(diff_id) && !self.store.has_blob(&layer.digest) {
                 self.blob(client, reference, &layer.digest).await?;
             }
@@ -186,6 +190,7 @@ impl Puller {
             while let Some(bytes) =
                 stream.try_next().await.during(|| format!("download {digest}"))?
             {
+                self.store.progress().add(bytes.len());
                 // The writer stopped early and reports its own error.
                 if chunks.send(bytes).await.is_err() {
                     break;

@@ -18,6 +18,7 @@ use sha2::{Digest, Sha256};
 
 use super::config::{ConfigFile, Descriptor, ImageConfig, Manifest, for_us};
 use super::name::{Name, is_digest};
+use super::progress::Progress;
 use super::{During, Error, Result, unpack};
 use crate::files;
 use crate::layout::hex;
@@ -31,6 +32,7 @@ const SHORT: usize = 16;
 #[derive(Clone, Debug)]
 pub struct ImageStore {
     root: PathBuf,
+    progress: Progress,
 }
 
 /// One image, identified by the digest of its configuration.
@@ -67,7 +69,12 @@ impl ImageStore {
             fs::create_dir_all(root.join(directory))
                 .during(|| format!("create {}", root.display()))?;
         }
-        Ok(Self { root })
+        Ok(Self { root, progress: Progress::default() })
+    }
+
+    /// How far this store's import or pull is.
+    pub fn progress(&self) -> &Progress {
+        &self.progress
     }
 
     pub fn list(&self) -> Result<Vec<ImageRecord>> {
@@ -303,9 +310,12 @@ impl ImageStore {
         let images = self.read_index()?.images.into_values();
         let mut kept: BTreeSet<String> = images.flat_map(|r| [r.id, r.manifest]).collect();
         kept.extend([config.digest.clone(), manifest_digest.clone(), digest.to_owned()]);
-        for (layer, diff_id) in manifest.layers.iter().zip(&diff_ids) {
+        let count = diff_ids.len();
+        for (index, (layer, diff_id)) in manifest.layers.iter().zip(&diff_ids).enumerate() {
+            self.progress.begin(format!("unpack layer {} of {count}", index + 1), layer.size);
             self.unpack_layer(layer, diff_id, !kept.contains(&layer.digest))?;
         }
+        self.progress.begin("write to disk".to_owned(), 0);
         self.sync_layers()?;
         let size = config.size + manifest.layers.iter().map(|layer| layer.size).sum::<u64>();
         let record = ImageRecord {
@@ -326,6 +336,7 @@ impl ImageStore {
         if !self.has_layer(diff_id) {
             let blob = self.blob(&layer.digest);
             let file = File::open(&blob).during(|| format!("open layer {}", layer.digest))?;
+            let file = self.progress.counted(file);
             unpack::layer(file, diff_id, &self.layers_dir(), &self.layer(diff_id))?;
         }
         if !spent {

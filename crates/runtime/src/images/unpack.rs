@@ -6,7 +6,7 @@
 //! Invariant: an archive changes nothing outside of the directory; an archive that tries is refused as a
 //! whole. The directory gets its name only when it is complete and its content has the expected hash.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, BufReader, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
@@ -22,7 +22,12 @@ const WHITEOUT: &str = ".wh.";
 const OPAQUE: &str = ".wh..wh..opq";
 
 /// Unpacks `blob` (plain, gzip or zstd) to `target`, through a temporary sibling in `parent`.
-pub fn layer(blob: File, diff_id: &str, parent: &Path, target: &Path) -> Result<()> {
+pub fn layer(
+    blob: impl Read + Send + 'static,
+    diff_id: &str,
+    parent: &Path,
+    target: &Path,
+) -> Result<()> {
     let partial = parent.join(format!(".{}", base::rng::alphanumeric(16)));
     fs::create_dir_all(&partial).during(|| format!("create {}", partial.display()))?;
     let done = unpack(blob, diff_id, &partial).and_then(|()| {
@@ -40,7 +45,7 @@ pub fn layer(blob: File, diff_id: &str, parent: &Path, target: &Path) -> Result<
     }
 }
 
-fn unpack(blob: File, diff_id: &str, into: &Path) -> Result<()> {
+fn unpack(blob: impl Read + Send + 'static, diff_id: &str, into: &Path) -> Result<()> {
     use std::os::unix::fs::PermissionsExt;
     fs::set_permissions(into, fs::Permissions::from_mode(0o755))
         .during(|| format!("set the mode of {}", into.display()))?;
@@ -163,7 +168,7 @@ fn set_opaque(directory: &Path) -> io::Result<()> {
 }
 
 /// Detects the compression from the first bytes, not from the media type.
-pub fn decompress(file: File) -> Result<Box<dyn Read + Send>> {
+pub fn decompress(file: impl Read + Send + 'static) -> Result<Box<dyn Read + Send>> {
     let mut reader = BufReader::with_capacity(64 << 10, file);
     let start = io::BufRead::fill_buf(&mut reader).during(|| "read an archive".into())?;
     let (gzip, zstd) =
@@ -193,6 +198,7 @@ impl<R: Read> Read for Hashing<R> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
     use std::os::unix::fs::{FileTypeExt, MetadataExt};
 
     use super::*;
