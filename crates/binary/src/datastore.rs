@@ -46,6 +46,9 @@ pub struct Datastore {
     /// Key of the client certificate for etcd
     #[arg(long = "datastore-keyfile", value_name = "FILE", requires = "cert_file")]
     pub key_file: Option<PathBuf>,
+    /// It is the etcd beside this server, whose members come and go
+    #[arg(skip)]
+    pub is_own: bool,
     #[command(flatten)]
     pub use_of_etcd: UseOfEtcd,
     #[command(flatten)]
@@ -403,6 +406,7 @@ fn dial(flags: &Datastore) -> anyhow::Result<Arc<dyn Store>> {
         ca_pem: read(&flags.ca_file)?,
         identity_pem: read(&flags.cert_file)?.zip(read(&flags.key_file)?),
         ask_every: asks_every(flags.use_of_etcd.etcd_compaction_interval),
+        follow_every: flags.is_own.then_some(crate::cluster::FOLLOW),
         ..Default::default()
     };
     Ok(etcd::Etcd::open(&options)?)

@@ -2,6 +2,8 @@
 //!
 //! In: members that answer. Out: the list, and changes of it, which etcd's consensus decides one at a time.
 
+use std::time::Duration;
+
 use base::task::{Bound, Tasks};
 use prost::Message;
 use tonic::{Code, Status};
@@ -47,9 +49,8 @@ impl Cluster {
     }
 
     pub async fn members(&self) -> Result<Vec<Member>> {
-        let request = ListRequest { is_linearizable: true };
-        let answer: Changed = self.call("/etcdserverpb.Cluster/MemberList", request).await?;
-        Ok(answer.members.into_iter().map(Member::from).collect())
+        let listed = self.tasks.stop_signal().or(list(&self.rpc)).await;
+        listed.unwrap_or_else(|| Err(rpc::closed())).map_err(|status| refusal(&status))
     }
 
     /// Adds a learner, which may start afterwards. Returns all members.
@@ -84,6 +85,30 @@ impl Cluster {
     {
         let asked = self.tasks.stop_signal().or(self.rpc.call(path, request)).await;
         asked.unwrap_or_else(|| Err(rpc::closed())).map_err(|status| refusal(&status))
+    }
+}
+
+/// The members that etcd's majority knows.
+async fn list(rpc: &Rpc) -> std::result::Result<Vec<Member>, Status> {
+    let request = ListRequest { is_linearizable: true };
+    let answer: Changed = rpc.call("/etcdserverpb.Cluster/MemberList", request).await?;
+    Ok(answer.members.into_iter().map(Member::from).collect())
+}
+
+/// Keeps the endpoints of these connections at the client URLs of all voting members. Upstream: the
+/// option `AutoSyncInterval` of etcd's client.
+pub(crate) async fn follow(all: [Rpc; 2], every: Duration) {
+    loop {
+        tokio::time::sleep(every).await;
+        match list(&all[0]).await {
+            Ok(mut members) => {
+                members.retain(|member| !member.is_learner);
+                let urls: Vec<String> =
+                    members.into_iter().flat_map(|member| member.client_urls).collect();
+                all.iter().for_each(|rpc| rpc.follow(&urls));
+            }
+            Err(status) => tracing::debug!(%status, "failed to list etcd's members"),
+        }
     }
 }
 

@@ -61,6 +61,8 @@ pub struct Options {
     pub shared_prefix: Option<bytes::Bytes>,
     /// How often a quiet watch requests progress: several times per compaction [default: 1m]
     pub ask_every: Option<Duration>,
+    /// How often the endpoints are replaced by those of all voting members [default: never]
+    pub follow_every: Option<Duration>,
     /// Timeouts of calls [default: `Patience::default()`]
     pub patience: Option<Patience>,
 }
@@ -81,9 +83,13 @@ impl Etcd {
     pub fn open(options: &Options) -> Result<Arc<dyn Store>> {
         let registry = || bytes::Bytes::from_static(REGISTRY);
         let tasks = Tasks::new("etcd watches");
+        let (rpc, slow) = (Rpc::new(options, &tasks)?, Rpc::new(options, &tasks)?);
+        if let Some(every) = options.follow_every {
+            tasks.spawn("etcd members", cluster::follow([rpc.clone(), slow.clone()], every));
+        }
         Ok(Arc::new(Self {
-            rpc: Rpc::new(options, &tasks)?,
-            slow: Rpc::new(options, &tasks)?,
+            rpc,
+            slow,
             shared_prefix: options.shared_prefix.clone().unwrap_or_else(registry),
             ask_every: options.ask_every.unwrap_or(ASK_EVERY),
             shared: OnceLock::new(),

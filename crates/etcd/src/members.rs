@@ -1,6 +1,6 @@
 //! The members of an etcd cluster: chooses the next one to call, and avoids failed ones for a while.
 //!
-//! In: endpoints. Out: a connection to each, and the choice among them.
+//! In: endpoints, and changes of them. Out: a connection to each, and the choice among them.
 //!
 //! ```text
 //! chosen by: not silent, not set aside, few calls pending ─► called
@@ -14,7 +14,7 @@
 //! 40 s.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 use std::time::Duration;
 
 use base::backoff::Backoff;
@@ -73,7 +73,9 @@ impl Default for Patience {
 }
 
 pub(crate) struct Members {
-    all: Vec<Arc<Member>>,
+    /// Replaced as a whole, so that a call sees one list.
+    all: RwLock<Arc<[Arc<Member>]>>,
+    options: Options,
     /// Where the next search begins, so that equal members take turns.
     turn: AtomicUsize,
     pub patience: Patience,
@@ -81,7 +83,6 @@ pub(crate) struct Members {
 }
 
 pub(crate) struct Member {
-    at: usize,
     pub url: String,
     pub grpc: Grpc<Channel>,
     /// Held for a few assignments, never across an await.
@@ -160,45 +161,64 @@ impl Member {
 
 impl Members {
     pub fn new(options: &Options, tasks: &Tasks) -> Result<Arc<Self>, Error> {
-        let unusable = |why: String| Error::Unusable(why.into());
         if options.endpoints.is_empty() {
-            return Err(unusable("no etcd endpoint is given".into()));
+            return Err(Error::Unusable("no etcd endpoint is given".into()));
         }
-        let patience = options.patience.unwrap_or_default();
-        let mut all = vec![];
-        for (at, url) in options.endpoints.iter().enumerate() {
-            let channel = channel(url, options, patience).map_err(|error| {
-                let cause = std::error::Error::source(&error).map(ToString::to_string);
-                unusable(format!("etcd endpoint {url:?}: {}", cause.unwrap_or(error.to_string())))
-            })?;
-            all.push(Arc::new(Member {
-                at,
-                url: url.clone(),
-                grpc: Grpc::new(channel).max_decoding_message_size(ANSWER_LIMIT),
-                state: Mutex::default(),
-                silences: watch::Sender::new(0),
-            }));
-        }
+        let all: Vec<Arc<Member>> =
+            options.endpoints.iter().map(|url| member(url, options)).collect::<Result<_, _>>()?;
         let turn = AtomicUsize::new(base::rng::below(all.len() as u64) as usize);
-        Ok(Arc::new(Self { all, turn, patience, tasks: tasks.clone() }))
+        let patience = options.patience.unwrap_or_default();
+        let all = RwLock::new(all.into());
+        let options = options.clone();
+        Ok(Arc::new(Self { all, options, turn, patience, tasks: tasks.clone() }))
+    }
+
+    fn all(&self) -> Arc<[Arc<Member>]> {
+        self.all.read().expect("no panic under the lock").clone()
     }
 
     pub fn count(&self) -> usize {
-        self.all.len()
+        self.all().len()
+    }
+
+    /// Replaces the endpoints. Members that stay keep their connections. Streams leave a member that goes.
+    pub fn follow(&self, urls: &[String]) {
+        let before = self.all();
+        let is_same =
+            urls.len() == before.len() && before.iter().all(|member| urls.contains(&member.url));
+        if urls.is_empty() || is_same {
+            return;
+        }
+        let known = |url: &String| before.iter().find(|member| member.url == *url).cloned();
+        let found: Result<Vec<Arc<Member>>, Error> = urls
+            .iter()
+            .map(|url| known(url).map_or_else(|| member(url, &self.options), Ok))
+            .collect();
+        match found {
+            Ok(all) => {
+                tracing::info!(members = urls.join(","), "etcd's members have changed");
+                *self.all.write().expect("no panic under the lock") = all.into();
+            }
+            Err(error) => return tracing::warn!(%error, "failed to use etcd's list of members"),
+        }
+        for gone in before.iter().filter(|member| !urls.contains(&member.url)) {
+            gone.silences.send_modify(|count| *count += 1);
+        }
     }
 
     /// The best member that was not tried yet; `None` if all were.
     pub fn choose(&self, tried: &[Arc<Member>]) -> Option<Arc<Member>> {
-        let from = self.turn.fetch_add(1, Ordering::Relaxed) % self.all.len();
-        let (before, after) = self.all.split_at(from);
-        let untried = |member: &&Arc<Member>| tried.iter().all(|other| other.at != member.at);
+        let all = self.all();
+        let from = self.turn.fetch_add(1, Ordering::Relaxed) % all.len();
+        let (before, after) = all.split_at(from);
+        let untried = |member: &&Arc<Member>| tried.iter().all(|other| !Arc::ptr_eq(other, member));
         let ranked = after.iter().chain(before).filter(untried);
         ranked.min_by_key(|member| member.rank(self.patience.silence)).cloned()
     }
 
     /// Prefers other members until a probe succeeds. The streams of a silent member are dropped, too.
     pub fn set_aside(self: &Arc<Self>, member: &Arc<Member>, standing: Standing, why: &str) {
-        if self.all.len() == 1 {
+        if self.count() == 1 {
             return;
         }
         if standing == Standing::Silent {
@@ -222,6 +242,9 @@ impl Members {
         let mut backoff = Backoff::new(PROBE_FIRST, PROBE_CEILING).with_jitter(0.5);
         loop {
             tokio::time::sleep(backoff.step()).await;
+            if !self.all().iter().any(|other| Arc::ptr_eq(other, member)) {
+                return;
+            }
             let probing = crate::rpc::probe(member);
             let limit = self.patience.connect;
             if matches!(tokio::time::timeout(limit, probing).await, Ok(Ok(()))) {
@@ -231,6 +254,20 @@ impl Members {
             }
         }
     }
+}
+
+fn member(url: &str, options: &Options) -> Result<Arc<Member>, Error> {
+    let channel = channel(url, options, options.patience.unwrap_or_default()).map_err(|error| {
+        let cause = std::error::Error::source(&error).map(ToString::to_string);
+        let cause = cause.unwrap_or_else(|| error.to_string());
+        Error::Unusable(format!("etcd endpoint {url:?}: {cause}").into())
+    })?;
+    Ok(Arc::new(Member {
+        url: url.to_owned(),
+        grpc: Grpc::new(channel).max_decoding_message_size(ANSWER_LIMIT),
+        state: Mutex::default(),
+        silences: watch::Sender::new(0),
+    }))
 }
 
 fn channel(
@@ -273,43 +310,45 @@ mod tests {
         (Members::new(&options, &tasks).expect("endpoints"), tasks)
     }
 
+    /// The member's number in its address.
+    fn number(member: &Arc<Member>) -> usize {
+        let number = member.url.trim_start_matches("http://192.0.2.").split(':').next();
+        number.and_then(|text| text.parse().ok()).expect("an address of these tests")
+    }
+
+    fn chosen(members: &Members, tried: &[Arc<Member>]) -> Option<usize> {
+        members.choose(tried).as_ref().map(number)
+    }
+
     #[tokio::test(start_paused = true)]
     async fn equal_members_take_turns_and_busy_ones_wait() {
         let (members, _tasks) = members(3);
-        let first: Vec<usize> =
-            (0..3).filter_map(|_| members.choose(&[])).map(|member| member.at).collect();
+        let first: Vec<usize> = (0..3).filter_map(|_| chosen(&members, &[])).collect();
         assert!((0..3).all(|at| first.contains(&at)), "{first:?}");
-        let (busy, idle) = (members.all[0].clone(), members.all[2].clone());
-        let calls = [busy.begin(), busy.begin(), members.all[1].begin()];
+        let (busy, idle) = (members.all()[0].clone(), members.all()[2].clone());
+        let calls = [busy.begin(), busy.begin(), members.all()[1].begin()];
         for _ in 0..3 {
-            assert_eq!(members.choose(&[]).map(|member| member.at), Some(2));
-            assert_eq!(
-                members.choose(std::slice::from_ref(&idle)).map(|member| member.at),
-                Some(1)
-            );
+            assert_eq!(chosen(&members, &[]), Some(2));
+            assert_eq!(chosen(&members, std::slice::from_ref(&idle)), Some(1));
         }
-        assert!(members.choose(&members.all).is_none());
+        assert!(members.choose(&members.all()).is_none());
         drop(calls);
-        assert!(members.all.iter().all(|member| member.state().pending == 0));
+        assert!(members.all().iter().all(|member| member.state().pending == 0));
     }
 
     /// A member that answers some of its calls is not silent; one that answers none is the last choice.
     #[tokio::test(start_paused = true)]
     async fn silence_counts_more_than_pending_calls() {
         let (members, _tasks) = members(2);
-        let (slow, frozen) = (members.all[0].clone(), members.all[1].clone());
+        let (slow, frozen) = (members.all()[0].clone(), members.all()[1].clone());
         let busy: Vec<Pending> = (0..9).map(|_| slow.begin()).collect();
         let _waits = frozen.begin();
         tokio::time::advance(Duration::from_millis(999)).await;
         slow.begin().answered();
-        assert_eq!(
-            members.choose(&[]).map(|member| member.at),
-            Some(1),
-            "it has fewer pending calls"
-        );
+        assert_eq!(chosen(&members, &[]), Some(1), "it has fewer pending calls");
         tokio::time::advance(Duration::from_millis(1)).await;
         assert!(frozen.is_silent(members.patience.silence));
-        assert_eq!(members.choose(&[]).map(|member| member.at), Some(0));
+        assert_eq!(chosen(&members, &[]), Some(0));
         drop(busy);
         assert!(!slow.is_silent(Duration::ZERO), "it has no pending calls");
     }
@@ -317,7 +356,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_member_set_aside_is_the_last_choice() {
         let (members, tasks) = members(2);
-        let (well, aside) = (members.all[0].clone(), members.all[1].clone());
+        let (well, aside) = (members.all()[0].clone(), members.all()[1].clone());
         let silences = aside.silences();
         members.set_aside(&aside, Standing::Unwilling, "it says so");
         assert!(!silences.has_changed().expect("the member is here"));
@@ -325,11 +364,27 @@ mod tests {
         assert!(silences.has_changed().expect("the member is here"));
         let _busy = [well.begin(), well.begin()];
         for _ in 0..4 {
-            assert_eq!(members.choose(&[]).map(|member| member.at), Some(0));
+            assert_eq!(chosen(&members, &[]), Some(0));
         }
         members.set_aside(&well, Standing::Unwilling, "it has lost its leader");
-        assert_eq!(members.choose(&[]).map(|member| member.at), Some(0), "it answers at least");
-        assert_eq!(members.choose(&[well]).map(|member| member.at), Some(1), "there is no other");
+        assert_eq!(chosen(&members, &[]), Some(0), "it answers at least");
+        assert_eq!(chosen(&members, &[well]), Some(1), "there is no other");
         tasks.shutdown(Duration::from_secs(1)).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn members_come_and_go() {
+        let (members, _tasks) = members(2);
+        let (stays, goes) = (members.all()[0].clone(), members.all()[1].clone());
+        let (staying, going) = (stays.silences(), goes.silences());
+        let url = |number: usize| format!("http://192.0.2.{number}:2379");
+        members.follow(&[url(0), url(7)]);
+        assert!(Arc::ptr_eq(&members.all()[0], &stays), "it keeps its connection");
+        assert_eq!(chosen(&members, &[stays]), Some(7));
+        assert!(going.has_changed().expect("the member is here"), "its streams leave it");
+        assert!(!staying.has_changed().expect("the member is here"));
+        members.follow(&[]);
+        members.follow(&["not a URL".to_owned()]);
+        assert_eq!(members.count(), 2, "a list that cannot be used changes nothing");
     }
 }

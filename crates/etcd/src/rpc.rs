@@ -135,6 +135,11 @@ impl Rpc {
         self.members.patience
     }
 
+    /// Replaces the endpoints.
+    pub fn follow(&self, urls: &[String]) {
+        self.members.follow(urls);
+    }
+
     /// Records the revision of an answer.
     pub fn hear(&self, revision: Revision) -> Revision {
         self.heard.fetch_max(revision.0, Ordering::AcqRel);
@@ -299,18 +304,27 @@ impl Rpc {
         }
     }
 
-    /// A call of one request whose answer is a stream.
+    /// A read whose answer is a stream. Tries the members in turn until one begins to answer.
     pub async fn download<Q, A>(
         &self,
         path: &'static str,
         request: Q,
     ) -> Result<Streaming<A>, Status>
     where
-        Q: Message + Send + Sync + 'static,
+        Q: Message + Clone + Send + Sync + 'static,
         A: Message + Default + Send + Sync + 'static,
     {
-        let opened = self.open(path, Request::new(futures::stream::once(async { request })));
-        Ok(opened.await?.answers)
+        let mut left = self.members.count();
+        loop {
+            left -= 1;
+            let request = request.clone();
+            let opened = self.open(path, Request::new(futures::stream::once(async { request })));
+            match opened.await {
+                // The member is set aside now, so the next choice is another one.
+                Err(status) if left > 0 && is_passing(&status) => {}
+                outcome => return Ok(outcome?.answers),
+            }
+        }
     }
 
     /// A call with a stream in both directions.

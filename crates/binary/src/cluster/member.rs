@@ -121,6 +121,7 @@ impl Member {
         let tasks = Tasks::new("etcd member");
         tasks.spawn("removal", look_for_removal(own.clone(), shared.clone()));
         tasks.spawn("etcd certificates", renew(own.clone()));
+        tasks.spawn("etcd members", super::follow(own.clone()));
         Ok(Self { own: own.clone(), shared, tasks })
     }
 
@@ -251,6 +252,7 @@ fn arguments(own: &Own, start: &Start) -> anyhow::Result<Vec<OsString>> {
         (pki.member(&own.name, Kind::Server, &names)?, pki.member(&own.name, Kind::Peer, &names)?);
     pki.client()?;
     let (client_url, peer_url) = (own.client_url(), own.peer_url());
+    let token = new_token();
     let mut all: Vec<OsString> = vec![];
     let mut add = |name: &str, value: &std::ffi::OsStr| {
         let mut word = OsString::from(format!("--{name}="));
@@ -263,7 +265,7 @@ fn arguments(own: &Own, start: &Start) -> anyhow::Result<Vec<OsString>> {
         ("advertise-client-urls", client_url.as_str()),
         ("listen-peer-urls", peer_url.as_str()),
         ("initial-advertise-peer-urls", peer_url.as_str()),
-        ("initial-cluster-token", "decapod"),
+        ("initial-cluster-token", token.as_str()),
         ("client-cert-auth", "true"),
         ("peer-client-cert-auth", "true"),
         ("quota-backend-bytes", QUOTA),
@@ -304,6 +306,12 @@ fn arguments(own: &Own, start: &Start) -> anyhow::Result<Vec<OsString>> {
         }
     }
     Ok(all)
+}
+
+/// Part of a new cluster's id; no other start looks at it. Members of a cluster that was reset have another id,
+/// so the new one refuses their messages.
+pub fn new_token() -> String {
+    format!("decapod-{}", base::rng::alphanumeric(16))
 }
 
 /// The etcd program: the flag's, or the one on the path.

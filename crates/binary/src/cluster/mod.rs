@@ -43,6 +43,8 @@ const REMOVED: &str = "removed";
 const MEMBERS: &str = "etcd-members";
 /// For the cluster to accept a new member, and for its data to arrive.
 const PATIENCE: Duration = Duration::from_secs(300);
+/// How often a running server asks for the list of members.
+pub const FOLLOW: Duration = Duration::from_secs(10);
 
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct ClusterFlags {
@@ -193,6 +195,7 @@ fn point_at(flags: &mut flags::Server, own: &Own, urls: &[String]) -> anyhow::Re
     let pki = own.pki()?;
     let client = pki.client()?;
     flags.datastore.endpoints = urls.to_vec();
+    flags.datastore.is_own = true;
     flags.datastore.ca_file = Some(pki.ca_file());
     flags.datastore.cert_file = Some(client.cert);
     flags.datastore.key_file = Some(client.key);
@@ -224,6 +227,23 @@ async fn current_urls(own: &Own, known: &[String]) -> anyhow::Result<Vec<String>
         }
     }
     Ok(urls)
+}
+
+/// Keeps the file of members up to date: a server that starts while its own member fails uses the others.
+pub async fn follow(own: Own) {
+    loop {
+        tokio::time::sleep(FOLLOW).await;
+        let known = own.known_urls();
+        match current_urls(&own, &known).await {
+            Ok(urls) if urls != known => {
+                if let Err(error) = own.remember(&urls) {
+                    tracing::warn!(%error, "failed to write the list of etcd's members");
+                }
+            }
+            Ok(_) => {}
+            Err(error) => tracing::debug!(%error, "failed to list etcd's members"),
+        }
+    }
 }
 
 fn mark_joined(own: &Own) -> anyhow::Result<()> {

@@ -1,11 +1,13 @@
 //! A cluster of one member from what is left: after the loss of the majority, or from a snapshot.
 //!
 //! In: this server's member, or a snapshot. Out: a member that is the whole cluster; the other servers join
-//! anew. Invariant: the old data directory is renamed, never deleted.
+//! anew. Invariants: the old data directory is renamed, never deleted. No other member of the old cluster
+//! runs meanwhile: two clusters of the same members would take each other's messages.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use store::Store;
@@ -19,12 +21,15 @@ use crate::process::{prepare_data_dir, say};
 const FEW_REVISIONS: u64 = 20_000;
 /// As `decapod snapshot restore`.
 const BUMP: u64 = 1_000_000_000;
+/// A member that runs answers a question about itself within this time, with or without a leader.
+const ANSWER: Duration = Duration::from_secs(2);
 
 /// `decapod server --cluster-reset`: ends when the member serves.
 pub async fn reset(flags: &flags::Server, common: &flags::Common) -> anyhow::Result<()> {
     let data_dir = prepare_data_dir(&common.data_dir)?;
     let address = crate::server::advertised(flags).await?;
     let own = Own::of(flags, &data_dir, address)?;
+    refuse_beside_others(&own).await?;
     let member = match &flags.cluster.from_snapshot {
         None if !own.is_member() => bail!(
             "{} has no etcd member: --cluster-reset works on a server of a cluster; with --from-snapshot it needs none",
@@ -51,6 +56,25 @@ pub async fn reset(flags: &flags::Server, common: &flags::Common) -> anyhow::Res
         "on each other server, delete the data directory's etcd, joined and removed, and join again",
     );
     Ok(())
+}
+
+/// Fails if an etcd of the old cluster still runs on another server. Asks all known members at once.
+async fn refuse_beside_others(own: &Own) -> anyhow::Result<()> {
+    let asked = own.known_urls().into_iter().skip(1).map(|url| async move {
+        let there = own.cluster(std::slice::from_ref(&url)).ok()?;
+        let answers = matches!(tokio::time::timeout(ANSWER, there.version()).await, Ok(Ok(_)));
+        answers.then_some(url)
+    });
+    let running: Vec<String> =
+        futures::future::join_all(asked).await.into_iter().flatten().collect();
+    if running.is_empty() {
+        return Ok(());
+    }
+    bail!(
+        "other servers of this cluster still run, with an etcd at {}: stop decapod on them first, and delete \
+         their etcd, joined and removed before they join again; if they are to stay, this server needs no reset",
+        running.join(", ")
+    )
 }
 
 /// A new member with the state of a snapshot, at a revision above all of its clients'.
@@ -84,7 +108,7 @@ pub async fn filled(flags: &flags::Server, own: &Own, file: &Path) -> anyhow::Re
 fn restore(etcdutl: &Path, own: &Own, file: &Path) -> anyhow::Result<()> {
     let mut command = Command::new(etcdutl);
     command.args(["snapshot", "restore"]).arg(file).arg("--data-dir").arg(own.etcd());
-    command.args(["--name", &own.name, "--initial-cluster-token", "decapod"]);
+    command.args(["--name", &own.name, "--initial-cluster-token", &member::new_token()]);
     command.args(["--initial-advertise-peer-urls", &own.peer_url()]);
     command.arg("--initial-cluster").arg(format!("{}={}", own.name, own.peer_url()));
     command.arg("--bump-revision").arg(BUMP.to_string()).arg("--mark-compacted");

@@ -155,15 +155,42 @@ fn servers_join_and_leave() -> Result<()> {
     first.write("of-two")?;
     again.reads("of-two")?;
 
+    let snapshot = first.server.data().join("of-two.db").display().to_string();
+    first.server.decapod(&["snapshot", "save", &snapshot])?;
+    first.write("after-snapshot")?;
+    wait::until(LONG, "the first server knows the one that joined after its start", || {
+        let text = fs::read_to_string(first.server.data().join("etcd-members"))?;
+        ensure!(text.contains(&again.address.to_string()), "{text}");
+        Ok(())
+    })?;
+    first.server.stop()?;
+    for reset in [&["--cluster-reset"][..], &["--cluster-reset", "--from-snapshot", &snapshot]] {
+        first.launch(reset)?;
+        let told = first.server.ends()?;
+        ensure!(told.contains("other servers of this cluster still run"), "{told}");
+    }
+
     // The majority is lost.
     again.server.kill()?;
-    first.server.stop()?;
     first.launch(&["--cluster-reset"])?;
     let told = first.server.ends()?;
     ensure!(told.contains("this server is the whole cluster now"), "{told}");
     first.start(&[])?;
     first.reads("of-two")?;
+    first.reads("after-snapshot")?;
     ensure!(first.voters()? == ["n1"], "{:?}", first.voters());
+
+    // All data are wrong.
+    let newest = first.revision()?;
+    first.server.stop()?;
+    first.launch(&["--cluster-reset", "--from-snapshot", &snapshot])?;
+    let told = first.server.ends()?;
+    ensure!(told.contains("this server is the whole cluster now"), "{told}");
+    first.start(&[])?;
+    first.reads("of-two")?;
+    let gone = first.server.api()?.get(&format!("{MAPS}/after-snapshot"), LONG)?;
+    ensure!(gone.status == 404, "{}", gone.body);
+    ensure!(first.revision()? > newest, "revisions go on");
     first.server.stop().map(drop)
 }
 

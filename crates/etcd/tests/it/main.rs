@@ -175,6 +175,23 @@ fn start(dir: &Path, program: &Path) -> Ipv4Addr {
     address
 }
 
+/// Each member is the first choice in turn.
+#[tokio::test]
+async fn a_snapshot_is_taken_from_a_member_that_answers() {
+    let dir = tempfile::tempdir().expect("a directory");
+    served(dir.path(), None).expect("it is served").close().await;
+    for _ in 0..4 {
+        let missing = format!("http://{}:{CLIENT_PORT}", places::own_loopback());
+        let endpoints = vec![missing, format!("unix://{}", dir.path().join("socket").display())];
+        let options = etcd::Options { endpoints, ..Default::default() };
+        let store = etcd::Etcd::open(&options).expect("endpoints");
+        let mut snapshot = wait::soon("a snapshot", store.snapshot()).await.expect("begun");
+        let chunk = wait::soon("a chunk", snapshot.chunks.recv()).await;
+        assert!(matches!(chunk, Some(Ok(_))), "{chunk:?}");
+        store.close().await;
+    }
+}
+
 #[tokio::test]
 async fn a_missing_etcd_is_named() {
     let endpoints = vec![format!("http://{}:{CLIENT_PORT}", places::own_loopback())];
