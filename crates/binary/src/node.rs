@@ -18,8 +18,6 @@ use crate::{flags, supervise};
 
 const ETHERNET_MTU: u32 = 1500;
 const RUNTIME_RETRY: Duration = Duration::from_secs(1);
-/// A registries file for all clusters of the machine.
-const SHARED_REGISTRIES: &str = "/etc/decapod/registries.yaml";
 
 /// The settings of a node, in the server's process or in an agent's.
 pub struct Node {
@@ -151,10 +149,8 @@ async fn open_runtime(
         return Ok(Arc::new(remote));
     }
     runtime::backend::remote::Endpoints::forget(&node.data_dir)?;
-    let own = node.data_dir.join("registries.yaml");
-    let registries = if own.exists() { own } else { SHARED_REGISTRIES.into() };
     let config = runtime::Config {
-        registries: Some(registries),
+        registries: runtime::images::registries::places(&node.data_dir),
         service_cidrs: node.service_cidrs.clone(),
         mtu: pod_mtu(links, &node.addresses).await?,
         ..runtime::Config::new(home)

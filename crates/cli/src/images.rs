@@ -15,14 +15,12 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use runtime::ImageStore;
 use runtime::images::import::import;
 use runtime::images::pull::Puller;
+use runtime::images::registries;
 use runtime::images::store::ImageRecord;
 use serde_json::Value;
 
 use self::bar::Bar;
 use crate::grid::Grid;
-
-/// A registries file that all clusters of the machine share.
-const SHARED_REGISTRIES: &str = "/etc/decapod/registries.yaml";
 
 #[derive(clap::Args, Clone, Debug)]
 #[command(subcommand_required = true, arg_required_else_help = true)]
@@ -141,9 +139,7 @@ impl Import {
 }
 
 async fn pull(store: &ImageStore, data_dir: &Path, references: &[String]) -> Result<()> {
-    let own = data_dir.join("registries.yaml");
-    let registries = if own.exists() { own } else { SHARED_REGISTRIES.into() };
-    let puller = Puller::new(store.clone(), Some(registries));
+    let puller = Puller::new(store.clone(), registries::places(data_dir));
     for reference in references {
         let bar = Bar::show(store.progress());
         let pulled = puller.pull(reference, None).await;

@@ -41,13 +41,14 @@ type Gate = Arc<tokio::sync::Mutex<()>>;
 pub struct Puller {
     store: ImageStore,
     /// Read for each pull, because administrators may edit it.
-    registries: Option<PathBuf>,
+    /// Read at each pull; the first that exists counts.
+    registries: Vec<PathBuf>,
     /// One gate per image that is being pulled. The lock is held for look-ups, never across await.
     gates: Mutex<HashMap<String, Gate>>,
 }
 
 impl Puller {
-    pub fn new(store: ImageStore, registries: Option<PathBuf>) -> Self {
+    pub fn new(store: ImageStore, registries: Vec<PathBuf>) -> Self {
         Self { store, registries, gates: Mutex::default() }
     }
 
@@ -66,7 +67,7 @@ impl Puller {
     }
 
     async fn pull_from_any(&self, name: &Name, auth: Option<&AuthConfig>) -> Result<ImageRecord> {
-        let registries = Registries::read(self.registries.as_deref())?;
+        let registries = Registries::read(&self.registries)?;
         let mut failures = vec![];
         for endpoint in registries.endpoints(&name.registry, &name.repository)? {
             match self.pull_from(&endpoint, name, auth, &registries).await {
@@ -454,8 +455,8 @@ mod tests {
             "mirrors:\n  \"{address}\":\n    endpoint: [\"http://{address}\"]\n  private.example:\n    endpoint: [\"http://{address}\"]\n"
         );
         std::fs::write(&mirrors, text).expect("written");
-        let plain = Puller::new(store.clone(), None);
-        let mirrored = Puller::new(store, Some(mirrors));
+        let plain = Puller::new(store.clone(), vec![]);
+        let mirrored = Puller::new(store, vec![mirrors]);
         let work = async {
             let image = format!("{address}/app:v1");
             for puller in [&plain, &mirrored] {
@@ -481,7 +482,7 @@ mod tests {
         drop(listener);
         let directory = tempfile::tempdir().expect("a directory");
         let store = ImageStore::open(directory.path().join("images")).expect("a store");
-        let refused = Puller::new(store, None).pull(&format!("{closed}/app:v1"), None).await;
+        let refused = Puller::new(store, vec![]).pull(&format!("{closed}/app:v1"), None).await;
         let text = refused.expect_err("nobody listens").to_string();
         assert!(text.contains("Connection refused"), "{text}");
 

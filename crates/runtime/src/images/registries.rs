@@ -82,18 +82,28 @@ impl std::fmt::Debug for Auth {
     }
 }
 
+/// A file for all clusters of the machine.
+const SHARED: &str = "/etc/decapod/registries.yaml";
+
+/// Where a node looks for its registries file: in its data directory, then in the machine's.
+pub fn places(data_dir: &Path) -> Vec<PathBuf> {
+    vec![data_dir.join("registries.yaml"), SHARED.into()]
+}
+
 impl Registries {
-    /// A missing file means no mirrors.
-    pub fn read(path: Option<&Path>) -> Result<Self> {
-        let Some(path) = path else { return Ok(Self::default()) };
-        let bytes = crate::files::read(path).during(|| format!("read {}", path.display()))?;
-        let Some(bytes) = bytes else { return Ok(Self::default()) };
-        let text = String::from_utf8_lossy(&bytes);
-        if text.trim().is_empty() {
-            return Ok(Self::default());
+    /// Reads the first of the files that exists. Without a file there are no mirrors.
+    pub fn read(paths: &[PathBuf]) -> Result<Self> {
+        for path in paths {
+            let bytes = crate::files::read(path).during(|| format!("read {}", path.display()))?;
+            let Some(bytes) = bytes else { continue };
+            let text = String::from_utf8_lossy(&bytes);
+            if text.trim().is_empty() {
+                return Ok(Self::default());
+            }
+            return serde_saphyr::from_str(&text)
+                .map_err(|error| Error::Invalid(format!("{}: {error}", path.display())));
         }
-        serde_saphyr::from_str(&text)
-            .map_err(|error| Error::Invalid(format!("{}: {error}", path.display())))
+        Ok(Self::default())
     }
 
     pub fn endpoints(&self, registry: &str, repository: &str) -> Result<Vec<Endpoint>> {
@@ -171,6 +181,25 @@ fn parse_endpoint(text: &str) -> Result<(String, bool)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_first_file_that_exists_counts() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let places = ["own.yaml", "shared.yaml"].map(|name| directory.path().join(name));
+        let check = |expected: &[&str]| {
+            let read = Registries::read(&places).expect("valid");
+            let mirrors: Vec<&str> = read.mirrors.keys().map(String::as_str).collect();
+            assert_eq!(mirrors, expected);
+        };
+        check(&[]);
+        std::fs::write(&places[1], "mirrors: {shared.example: {endpoint: []}}").expect("written");
+        check(&["shared.example"]);
+        // Created while the node runs.
+        std::fs::write(&places[0], "mirrors: {own.example: {endpoint: []}}").expect("written");
+        check(&["own.example"]);
+        std::fs::write(&places[0], "\n").expect("written");
+        check(&[]);
+    }
 
     #[test]
     fn mirrors_come_first_and_rewrite() {

@@ -136,7 +136,7 @@ fn images_come_from_a_real_registry_through_a_mirror() {
 
 async fn pull_all(root: &Path, mirrors: &Path) {
     let store = ImageStore::open(root).expect("opened");
-    let puller = Puller::new(store.clone(), Some(mirrors.into()));
+    let puller = Puller::new(store.clone(), vec![mirrors.into()]);
     let (one, two) = tokio::join!(puller.pull("layers:v1", None), puller.pull("layers:v1", None));
     let record = one.expect("pulled");
     assert_eq!(record.id, two.expect("pulled at the same time").id);

@@ -64,8 +64,8 @@ pub struct Config {
     pub service_cidrs: Vec<ipnet::IpNet>,
     /// The program to start as a shim.
     pub executable: PathBuf,
-    /// `registries.yaml`, in k3s' format. The file is optional.
-    pub registries: Option<PathBuf>,
+    /// Places of `registries.yaml`, in k3s' format. Each pull reads the first file that exists.
+    pub registries: Vec<PathBuf>,
 }
 
 impl Config {
@@ -93,7 +93,7 @@ impl Config {
             mtu: 1500,
             service_cidrs: vec![],
             executable: "/proc/self/exe".into(),
-            registries: None,
+            registries: vec![],
         }
     }
 }
