@@ -339,6 +339,12 @@ pub trait Strategy: Send + Sync {
         machinery::names::dns1123_subdomain(name)
     }
 
+    /// Errors of a new object's name that follow from the rest of the object. They come before those of
+    /// other metadata.
+    fn own_name_errors(&self, _object: &dyn Object) -> Vec<String> {
+        vec![]
+    }
+
     /// The rules for the metadata.
     fn metadata_rules(&self) -> MetadataRules {
         MetadataRules::Full

@@ -39,9 +39,10 @@ mod supervise;
 mod token;
 mod token_signer;
 
+use std::io::Write;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 /// Stack of a worker. An object may be 127 levels deep, and parsing a schema takes tens of kilobytes per
 /// level: the default of two megabytes was too small once. Unused stack takes no memory.
@@ -49,7 +50,7 @@ const STACK: usize = 16 << 20;
 
 /// Kubernetes in one binary.
 #[derive(Parser)]
-#[command(name = "decapod", version, disable_help_subcommand = true)]
+#[command(name = "decapod", version)]
 struct Arguments {
     #[command(flatten)]
     common: flags::Common,
@@ -106,6 +107,13 @@ enum Command {
     Simulate(simulate::Simulate),
     /// Run the cluster's DNS server; every node starts it automatically
     Dns(dns::Dns),
+    /// Print the version
+    Version,
+    /// Print a script that completes commands and flags: source <(decapod completion bash)
+    Completion {
+        #[arg(value_enum)]
+        shell: clap_complete::Shell,
+    },
 }
 
 fn main() -> ExitCode {
@@ -234,6 +242,13 @@ async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Command::Etcd(flags) => etcd_server::run(*flags, &data_dir).await?,
         Command::Simulate(flags) => simulate::run(flags, &data_dir).await?,
         Command::Dns(flags) => dns::run(flags).await?,
+        Command::Version => print!("{}", Arguments::command().render_version()),
+        Command::Completion { shell } => {
+            let (mut command, mut script) = (Arguments::command(), vec![]);
+            clap_complete::generate(shell, &mut command, "decapod", &mut script);
+            // Written in one piece: the generator panics if the reader ends early.
+            std::io::stdout().write_all(&script)?;
+        }
     }
     Ok(ExitCode::SUCCESS)
 }

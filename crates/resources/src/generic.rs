@@ -27,6 +27,11 @@ pub(crate) trait Hooks<T: Object>: Send + Sync {
     /// After the other part was kept, and before gated fields are taken out.
     fn prepare_update(&self, _ctx: &RequestContext, _object: &mut T, _old: &T) {}
 
+    /// See [`Strategy::own_name_errors`].
+    fn own_name_errors(&self, _object: &T) -> Vec<String> {
+        vec![]
+    }
+
     /// See [`Strategy::grace`].
     fn grace(&self, _object: &T, _requested: Option<i64>) -> Grace {
         Grace::None
@@ -191,6 +196,10 @@ impl<T: Object + k8s_openapi::Resource> Strategy for Generic<T> {
 
     fn name_errors(&self, name: &str) -> Vec<String> {
         (self.kind.rules.name)(name)
+    }
+
+    fn own_name_errors(&self, object: &dyn Object) -> Vec<String> {
+        self.hooks.own_name_errors(object.expect())
     }
 
     fn metadata_rules(&self) -> MetadataRules {

@@ -189,7 +189,8 @@ pub(super) fn validate_new(row: &Resource, object: &dyn Object) -> FieldErrors {
     match object.name() {
         "" => errors.required(&path.child("name"), "name or generateName is required"),
         name => {
-            for why in row.strategy.name_errors(name) {
+            let own = row.strategy.own_name_errors(object);
+            for why in row.strategy.name_errors(name).into_iter().chain(own) {
                 errors.invalid(&path.child("name"), name, &why);
             }
         }

@@ -92,6 +92,10 @@ impl Strategy for Definitions {
         true
     }
 
+    fn own_name_errors(&self, object: &dyn Object) -> Vec<String> {
+        validation::name(object.expect())
+    }
+
     /// The server's own finalizer has no domain.
     fn metadata_rules(&self) -> MetadataRules {
         MetadataRules::Plain

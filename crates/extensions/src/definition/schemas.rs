@@ -109,6 +109,18 @@ fn check_node(schema: &Props, path: &Path, place: &Place, is_root: bool, errors:
     }
 }
 
+/// Whether a field is set that custom resources do not support. An empty `$ref` is an error, but not here.
+pub fn has_unsupported(schema: &Props) -> bool {
+    let has = |text: &Option<String>| text.as_deref().is_some_and(|text| !text.is_empty());
+    has(&schema.id)
+        || has(&schema.schema)
+        || has(&schema.ref_path)
+        || schema.pattern_properties.as_ref().is_some_and(|all| !all.is_empty())
+        || schema.dependencies.as_ref().is_some_and(|all| !all.is_empty())
+        || schema.additional_items.is_some()
+        || schema.definitions.as_ref().is_some_and(|all| !all.is_empty())
+}
+
 fn check_keywords(schema: &Props, path: &Path, place: &Place, errors: &mut FieldErrors) {
     let kind = kind(schema);
     if !kind.is_empty() && !TYPES.contains(&kind) {

@@ -146,6 +146,31 @@ async fn instances_are_defaulted_pruned_and_validated() {
     server.stop().await;
 }
 
+/// In upstream's order: the name first, then other metadata. A schema that has unsupported fields gets no
+/// errors of its structure.
+#[tokio::test]
+async fn refused_definitions_name_upstreams_causes() {
+    let server = Server::start().await;
+    let refused = async |crd: Value| {
+        let ctx = server.registry.own_context::<Crd>();
+        let object = ctx.resource.codec.decode_value(crd).expect("a definition").object;
+        let key = Key::new("", object.name());
+        let written = server.registry.write(&ctx, &key, Intent::Create { object }).await;
+        let error = written.err().expect("it is wrong");
+        error.causes.iter().map(|cause| cause.field.clone()).collect::<Vec<_>>()
+    };
+    let mut crd = tabs(&[version("v1", true, spec("x"))]);
+    crd["metadata"] = json!({ "name": "wrong", "labels": { "a b": "c" } });
+    assert_eq!(refused(crd).await, ["metadata.name", "metadata.labels"]);
+    let schema = "spec.validation.openAPIV3Schema.properties[spec]";
+    let crd = tabs(&[version("v1", true, json!({ "$ref": "#/x" }))]);
+    assert_eq!(refused(crd).await, [format!("{schema}.$ref")]);
+    let no_factor = json!({ "type": "integer", "multipleOf": 0, "default": 3 });
+    let crd = tabs(&[version("v1", true, no_factor)]);
+    assert_eq!(refused(crd).await, [format!("{schema}.default")]);
+    server.stop().await;
+}
+
 /// Whoever writes a status notes which generation it is about, and nobody else takes that away: not
 /// a write of the definition, and not the controller.
 #[tokio::test]

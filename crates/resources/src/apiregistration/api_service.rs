@@ -34,7 +34,7 @@ pub(crate) static KIND: Kind<APIService> = Kind {
             "status" => validate_status(object),
             _ => validate(object),
         }),
-        // Names follow from the spec: see `validate`.
+        // Names follow from the spec: see `own_name_errors`.
         name: names::path_segment,
         unconditional_update: false,
         ..Rules::NONE
@@ -76,6 +76,18 @@ impl Hooks<APIService> for Life {
             status.conditions = Some(vec![local_condition()]);
         }
     }
+
+    fn own_name_errors(&self, object: &APIService) -> Vec<String> {
+        let spec = object.spec.clone().unwrap_or_default();
+        let (group, version) = (spec.group.unwrap_or_default(), spec.version.unwrap_or_default());
+        let wanted = format!("{version}.{group}");
+        let is_wrong = names::path_segment(object.name()).is_empty() && object.name() != wanted;
+        if is_wrong {
+            vec![format!("must be `spec.version+\".\"+spec.group`: {wanted:?}")]
+        } else {
+            vec![]
+        }
+    }
 }
 
 fn validate(object: &Examined<'_>) -> FieldErrors {
@@ -84,12 +96,6 @@ fn validate(object: &Examined<'_>) -> FieldErrors {
     let spec = service.spec.clone().unwrap_or_default();
     let (group, version) =
         (spec.group.clone().unwrap_or_default(), spec.version.clone().unwrap_or_default());
-    let wanted = format!("{version}.{group}");
-    let name = service.name();
-    if !name.is_empty() && names::path_segment(name).is_empty() && name != wanted {
-        let why = format!("must be `spec.version+\".\"+spec.group`: {wanted:?}");
-        errors.invalid(&Path::new("metadata").child("name"), name, &why);
-    }
     validate_place(&group, &version, &spec, &mut errors);
     validate_service(&spec, &mut errors);
     errors

@@ -369,6 +369,10 @@ pub(crate) fn resource_quota_status(at: &At<'_>, _old: &At<'_>) {
 }
 
 pub(crate) fn node(at: &At<'_>) {
+    let notes = at.get("metadata.annotations");
+    pod::json_annotation(&notes, "scheduler.alpha.kubernetes.io/taints");
+    let avoided = notes.called(notes.named("AvoidPods").path);
+    pod::json_annotation(&avoided, "scheduler.alpha.kubernetes.io/preferAvoidPods");
     taints(at);
     node_amounts(at);
     let cidrs = at.get("spec.podCIDRs");

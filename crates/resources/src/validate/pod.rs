@@ -72,6 +72,8 @@ fn annotations(at: &At<'_>, spec: &At<'_>) {
     if mirror.is_set() && spec.get("nodeName").is_empty() {
         mirror.invalid("must set spec.nodeName if mirror pod annotation is set");
     }
+    // Tolerations of old versions, which nothing reads. Upstream checks them; here only that they are JSON.
+    json_annotation(at, "scheduler.alpha.kubernetes.io/tolerations");
     let cost = at.key("controller.kubernetes.io/pod-deletion-cost");
     if cost.is_set() && features::enabled(Feature::PodDeletionCost) {
         let text = cost.str();
@@ -83,6 +85,17 @@ fn annotations(at: &At<'_>, spec: &At<'_>) {
     }
     seccomp_annotations(at);
     app_armor_annotations(at, spec);
+}
+
+/// An annotation that holds JSON, if it is there. Its errors are told at `notes`.
+pub(crate) fn json_annotation(notes: &At<'_>, key: &str) {
+    let text = notes.key(key);
+    let text = text.str();
+    if !text.is_empty()
+        && let Err(why) = apiserver::codec::gojson::check(text.as_bytes())
+    {
+        notes.invalid_as(key, &why);
+    }
 }
 
 const SECCOMP_POD: &str = "seccomp.security.alpha.kubernetes.io/pod";

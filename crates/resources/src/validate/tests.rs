@@ -57,6 +57,14 @@ fn pod(pointer: &str, value: Value) -> Value {
     json!({"metadata": {"name": "p"}, "spec": pod_spec(pointer, value)})
 }
 
+/// A pod with the annotation that old versions read tolerations from.
+fn noted(tolerations: &str) -> Value {
+    let mut pod = pod("/none", json!(0));
+    let key = "scheduler.alpha.kubernetes.io/tolerations";
+    pod["metadata"]["annotations"] = json!({ key: tolerations });
+    pod
+}
+
 /// As it is once the pod's own labels were merged into a selector that asks about a itself.
 fn asked_twice() -> Value {
     let mut pod = pod("/none", json!(0));
@@ -129,6 +137,8 @@ fn new_objects_are_told_every_wrong_field() {
             vec!["spec.containers[0].volumeMounts[0].name"],
         ),
         ("Pod", pod("/restartPolicy", json!("Maybe")), vec!["spec.restartPolicy"]),
+        ("Pod", noted("{bad"), vec!["metadata.annotations"]),
+        ("Pod", noted("[]"), vec![]),
         ("Deployment", deployment(1, "a"), vec![]),
         ("Deployment", deployment(-1, "b"), vec!["spec.replicas", "spec.template.metadata.labels"]),
     ] {
