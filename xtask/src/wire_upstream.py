@@ -21,6 +21,8 @@ CLIENTS = ("admin", "kubernetes-admin")
 WELL_KNOWN = ["/.well-known", "/.well-known/*"]
 # An annotation that a controller adds to a new node: before or after a case's next request.
 NODE_TTL = "node.alpha.kubernetes.io/ttl"
+# What the ReplicaSet controller owns in a new ReplicaSet without pods. It writes before or after a case's next request.
+FIRST_STATUS = {"f:status": {"f:observedGeneration": {}, "f:terminatingReplicas": {}}}
 
 # In the error of a forbidden update of a pod: the projected source, and the line numbers of its diff.
 SOURCE_SHOWN = re.compile(r'(,?)\n[-+ ] {5}\{\n[^{}]*"ConfigMap": \{\n[^{}]*"Name": "%s",\n[^{}]*\{[^{}]*\}[^{}]*\}[^{}]*\}' % re.escape(SERVICE_CA))
@@ -32,6 +34,8 @@ SOURCE_QUOTED = re.compile(r',\{\\?"configMap\\?":\{\\?"name\\?":\\?"%s\\?".*?\]
 def is_foreign(value):
     if isinstance(value, dict):
         if value.get("nonResourceURLs") == WELL_KNOWN:
+            return True
+        if value.get("subresource") == "status" and value.get("fieldsV1") == FIRST_STATUS:
             return True
         names = [value.get("metadata"), value.get("configMap")]
         return any(isinstance(name, dict) and name.get("name") == SERVICE_CA for name in names)
