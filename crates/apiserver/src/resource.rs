@@ -268,6 +268,8 @@ impl Column {
 pub enum Grace {
     /// Remove at once (except for finalizers).
     None,
+    /// The same, but the contents of the object go first. Upstream: kinds whose storage has a `Delete` of its own.
+    Contents,
     /// Set the deletion timestamp and wait for the owner's confirmation with grace 0.
     Seconds(i64),
 }
@@ -339,9 +341,9 @@ pub trait Strategy: Send + Sync {
         machinery::names::dns1123_subdomain(name)
     }
 
-    /// Errors of a new object's name that follow from the rest of the object. They come before those of
-    /// other metadata.
-    fn own_name_errors(&self, _object: &dyn Object) -> Vec<String> {
+    /// Errors of a new object's `name` (or `generateName`) that follow from the rest of the object. They come
+    /// before those of other metadata.
+    fn own_name_errors(&self, _object: &dyn Object, _name: &str) -> Vec<String> {
         vec![]
     }
 

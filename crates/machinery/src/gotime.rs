@@ -34,9 +34,14 @@ const ZONE: Element = ("Z07:00", |text| {
     digits(digits(rest, 2)?.strip_prefix(':')?, 2)
 });
 
-/// The numbers behind the year: their least and greatest values, and their names.
-const RANGES: &[(u32, u32, &str)] =
-    &[(1, 12, "month"), (1, 31, "day"), (0, 23, "hour"), (0, 59, "minute"), (0, 59, "second")];
+/// The elements whose range is checked as they are read: least and greatest values, and names. The day follows
+/// at the end, when the month is known.
+const RANGES: &[(&str, u32, u32, &str)] = &[
+    ("01", 1, 12, "month"),
+    ("15", 0, 23, "hour"),
+    ("04", 0, 59, "minute"),
+    ("05", 0, 59, "second"),
+];
 /// Digits of a fraction that count.
 const NANOS: usize = 9;
 
@@ -59,21 +64,18 @@ pub fn misfit(text: &str, has_micros: bool) -> Option<String> {
     let fraction = if has_micros { MICROS } else { FRACTION };
     let mut rest = text;
     for (element, behind) in SECONDS.iter().chain([&fraction, &ZONE]) {
-        rest = match behind(rest) {
-            Some(rest) => rest,
-            None => {
-                return Some(format!(
-                    "parsing time {text:?} as {layout:?}: cannot parse {rest:?} as {element:?}"
-                ));
-            }
+        let Some(left) = behind(rest) else {
+            return Some(format!(
+                "parsing time {text:?} as {layout:?}: cannot parse {rest:?} as {element:?}"
+            ));
         };
-    }
-    let numbers = text[4..].split(|c| !is_digit(c)).filter(|number| !number.is_empty());
-    for (number, (least, most, name)) in numbers.zip(RANGES) {
-        let number: u32 = number.parse().ok()?;
-        if !(*least..=*most).contains(&number) {
+        let read = &rest[..rest.len() - left.len()];
+        if let Some((_, least, most, name)) = RANGES.iter().find(|range| range.0 == *element)
+            && !(*least..=*most).contains(&read.parse().ok()?)
+        {
             return Some(format!("parsing time {text:?}: {name} out of range"));
         }
+        rest = left;
     }
     if !rest.is_empty() {
         return Some(format!("parsing time {text:?}: extra text: {rest:?}"));
@@ -137,6 +139,12 @@ mod tests {
             "2026-13-02T03:04:05Z",
             false,
             Some(r#"parsing time "2026-13-02T03:04:05Z": month out of range"#),
+        );
+        // A number is judged before the rest of the text.
+        check(
+            "2026-01-02T25:04:05Z",
+            true,
+            Some(r#"parsing time "2026-01-02T25:04:05Z": hour out of range"#),
         );
         check(
             "2026-02-30T03:04:05Z",

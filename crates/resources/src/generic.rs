@@ -28,7 +28,7 @@ pub(crate) trait Hooks<T: Object>: Send + Sync {
     fn prepare_update(&self, _ctx: &RequestContext, _object: &mut T, _old: &T) {}
 
     /// See [`Strategy::own_name_errors`].
-    fn own_name_errors(&self, _object: &T) -> Vec<String> {
+    fn own_name_errors(&self, _object: &T, _name: &str) -> Vec<String> {
         vec![]
     }
 
@@ -198,8 +198,8 @@ impl<T: Object + k8s_openapi::Resource> Strategy for Generic<T> {
         (self.kind.rules.name)(name)
     }
 
-    fn own_name_errors(&self, object: &dyn Object) -> Vec<String> {
-        self.hooks.own_name_errors(object.expect())
+    fn own_name_errors(&self, object: &dyn Object, name: &str) -> Vec<String> {
+        self.hooks.own_name_errors(object.expect(), name)
     }
 
     fn metadata_rules(&self) -> MetadataRules {

@@ -70,6 +70,20 @@ struct TypeMeta {
     kind: Option<String>,
 }
 
+impl TypeMeta {
+    /// Empty texts count as missing.
+    fn is_partly_empty(&self) -> bool {
+        [&self.api_version, &self.kind].iter().any(|text| text.as_deref() == Some(""))
+    }
+}
+
+/// An object without `apiVersion` and `kind` that are empty.
+fn without_empty_types(json: &[u8]) -> Vec<u8> {
+    let Ok(Value::Object(mut object)) = serde_json::from_slice(json) else { return json.to_vec() };
+    object.retain(|name, value| !matches!(&**name, "apiVersion" | "kind") || value != "");
+    Value::Object(object).to_string().into_bytes()
+}
+
 /// Decodes a body; warnings of strict decoding go to the context's sink.
 pub fn decode(
     body: &[u8],
@@ -88,6 +102,10 @@ pub fn decode(
     let types: Option<TypeMeta> = serde_json::from_slice(&json).ok().filter(|_| is_object);
     let types = types.ok_or_else(|| unrecognized(&type_meta_error(reader, &json)))?;
     check_type(&types, wanted, body, (reader, &json))?;
+    let json = match types.is_partly_empty() {
+        true => Cow::Owned(without_empty_types(&json)),
+        false => json,
+    };
     let cannot = |why: &str| cannot_be_handled(&types, wanted, why);
     let Decoded { mut object, unknown_fields } = wanted
         .codec
@@ -271,11 +289,16 @@ pub fn type_misfit(
     if group == wanted_group && kind == wanted_kind {
         return None;
     }
-    let package = match wanted_group {
-        "" => "core",
-        group => group.split('.').next().unwrap_or_default(),
-    };
+    let package = package(wanted_group);
     Some(format!("converting ({version}.{kind}) to ({package}.{wanted_kind}): unknown conversion"))
+}
+
+/// The package of upstream's internal types of a group, which errors show.
+pub(super) fn package(group: &str) -> &str {
+    match group {
+        "" | "events.k8s.io" => "core",
+        group => group.split('.').next().unwrap_or_default(),
+    }
 }
 
 /// The name of upstream's scheme of a group, which errors show.
@@ -413,6 +436,9 @@ pub fn yaml(body: &[u8]) -> Result<(Value, Option<String>), String> {
     if body.trim_ascii().is_empty() {
         return Ok((Value::Null, None));
     }
+    if body.starts_with(b"%YAML ") && !body.starts_with(b"%YAML 1.1\n") {
+        return Err("found incompatible YAML document".into());
+    }
     match read(DuplicateKeyPolicy::Error) {
         Ok(value) => Ok((value, None)),
         Err(error) => {
@@ -426,6 +452,14 @@ pub fn yaml(body: &[u8]) -> Result<(Value, Option<String>), String> {
 
 /// A scanner's error in Go's words: the line comes first, unless it is line 1; no context.
 fn go_yaml_error(error: &str, body: &[u8]) -> String {
+    if let Some(why) = unclosed(body) {
+        return why;
+    }
+    if error.contains("unknown anchor")
+        && let Some(name) = unknown_anchor(body)
+    {
+        return format!("unknown anchor '{name}' referenced");
+    }
     let (what, place) = error.rsplit_once(" at line ").unwrap_or((error, ""));
     let digits = place.find(|c: char| !c.is_ascii_digit()).unwrap_or(place.len());
     let mut line: usize = place[..digits].parse().unwrap_or_default();
@@ -444,6 +478,38 @@ fn go_yaml_error(error: &str, body: &[u8]) -> String {
         what
     };
     if line > 1 { format!("line {line}: {what}") } else { what.to_owned() }
+}
+
+/// The error for a text that ends inside a bracket.
+fn unclosed(body: &[u8]) -> Option<String> {
+    let text = std::str::from_utf8(body).ok()?.trim_end();
+    let mut open = vec![];
+    for c in text.chars() {
+        match c {
+            '{' | '[' => open.push(c),
+            '}' | ']' => drop(open.pop()),
+            _ => {}
+        }
+    }
+    let innermost = open.pop()?;
+    let expected = match (text.chars().next_back()?, innermost) {
+        ('{' | '[' | ',' | ':', _) => "node content",
+        (_, '[') => "',' or ']'",
+        _ => "',' or '}'",
+    };
+    let line = text.lines().count();
+    Some(format!("line {line}: did not find expected {expected}"))
+}
+
+/// The first alias whose anchor the text does not have.
+fn unknown_anchor(body: &[u8]) -> Option<&str> {
+    let text = std::str::from_utf8(body).ok()?;
+    text.match_indices('*').find_map(|(at, _)| {
+        let rest = &text[at + 1..];
+        let end = rest.find(|c: char| !c.is_alphanumeric()).unwrap_or(rest.len());
+        let name = &rest[..end];
+        (!name.is_empty() && !text.contains(&format!("&{name}"))).then_some(name)
+    })
 }
 
 /// `line 8: key "dup" already set in map`: the position of the first duplicate key.

@@ -74,6 +74,11 @@ impl Walk<'_> {
         }
         let misfit = || Some(self.misfit(text, &go_type(schema)));
         match (schema.get("type").and_then(Value::as_str)?, kind(text)) {
+            ("string", "string") if self.reader == Reader::Json && is_binary(schema) => {
+                let encoded: String = serde_json::from_str(text).ok()?;
+                let at = invalid_base64(encoded.as_bytes())?;
+                Some(format!("illegal base64 data at input byte {at}"))
+            }
             ("string", "string") | ("boolean", "bool") | ("number", "number") => None,
             ("integer", "number") if is_integer(text, schema) => None,
             ("array", "array") => {
@@ -103,8 +108,12 @@ impl Walk<'_> {
             return machinery::gotime::misfit(&time, name == MICRO_TIME);
         }
         if schema.get("format").and_then(Value::as_str) == Some("int-or-string") {
-            return (!matches!(kind(text), "string" | "number"))
-                .then(|| self.misfit(text, "string"));
+            let fits = match kind(text) {
+                "string" => true,
+                "number" => text.parse::<i32>().is_ok(),
+                _ => false,
+            };
+            return (!fits).then(|| self.misfit(text, "int32"));
         }
         if schema.get("properties").is_none() {
             return self.value(raw, &schema);
@@ -189,6 +198,36 @@ fn members(raw: &RawValue) -> Option<Vec<(String, &RawValue)>> {
     serde_json::Deserializer::from_str(raw.get()).deserialize_map(Members).ok()
 }
 
+fn is_binary(schema: &Value) -> bool {
+    schema.get("format").and_then(Value::as_str) == Some("byte")
+}
+
+/// The place at which Go's decoder of base64 stops; it skips line ends.
+fn invalid_base64(text: &[u8]) -> Option<usize> {
+    let mut characters =
+        text.iter().enumerate().filter(|(_, byte)| !matches!(byte, b'\r' | b'\n')).peekable();
+    let ends = |next: Option<(usize, &u8)>| next.map(|(at, _)| at);
+    while characters.peek().is_some() {
+        for place in 0..4 {
+            match characters.next() {
+                None => return Some(text.len() - place),
+                Some((_, byte)) if byte.is_ascii_alphanumeric() || b"+/".contains(byte) => {}
+                Some((at, b'=')) if place < 2 => return Some(at),
+                Some((_, b'=')) if place == 2 => {
+                    return match characters.next() {
+                        None => Some(text.len()),
+                        Some((at, byte)) if *byte != b'=' => Some(at),
+                        Some(_) => ends(characters.next()),
+                    };
+                }
+                Some((_, b'=')) => return ends(characters.next()),
+                Some((at, _)) => return Some(at),
+            }
+        }
+    }
+    None
+}
+
 fn reference(schema: &Value) -> Option<&str> {
     schema.get("$ref")?.as_str()?.strip_prefix("#/definitions/")
 }
@@ -201,7 +240,7 @@ fn is_integer(text: &str, schema: &Value) -> bool {
     }
 }
 
-fn kind(text: &str) -> &'static str {
+pub(crate) fn kind(text: &str) -> &'static str {
     match text.as_bytes().first() {
         Some(b'"') => "string",
         Some(b'{') => "object",

@@ -7,7 +7,7 @@ use http_body_util::{BodyExt, StreamBody};
 use machinery::StatusError;
 use serde_json::{Value, json};
 
-use super::decode::group_version;
+use super::decode::{group_version, package};
 use super::table::{self, TableOptions};
 use super::{Accept, As, Media, cbor, full, not_acceptable, partial, respond};
 use crate::resource::{Body, Resource};
@@ -48,7 +48,8 @@ pub fn list(
         }
         As::PartialObjectMetadata(_) => Err(not_acceptable(format!(
             "you requested PartialObjectMetadata, but the requested object is a list (*{}.{}List)",
-            row.version, row.kind
+            package(&row.group),
+            row.kind
         ))),
     }
 }

@@ -108,9 +108,12 @@ pub fn object(
         As::Table(version) => table::one(version, stored, options)?.into(),
         As::PartialObjectMetadata(version) => partial::object(version, stored).into(),
         As::PartialObjectMetadataList(_) => {
-            return Err(not_acceptable(
-                "you requested PartialObjectMetadataList, but the requested object is not a list",
-            ));
+            let row = stored.row();
+            return Err(not_acceptable(format!(
+                "you requested PartialObjectMetadataList, but the requested object is not a list (*{}.{})",
+                decode::package(&row.group),
+                row.kind
+            )));
         }
     };
     Ok(json(accept, status, bytes))

@@ -42,21 +42,40 @@ impl Registry {
         set_finalizers(&mut *object, options, row.strategy.orphans_by_default());
         let waits = self.begin(ctx, &mut *object, options);
         if !waits {
-            // Only an object with a grace period gets a deletion timestamp before it is removed.
-            let is_marked = row.strategy.grace(&*old, options.grace_period_seconds) != Grace::None;
-            let last = if is_marked { object } else { old };
-            return self.remove(ctx, key, &current, last).await;
+            let grace = row.strategy.grace(&*old, options.grace_period_seconds);
+            return match grace {
+                Grace::Seconds(_) => self.mark_and_remove(ctx, key, current, &*old, object).await,
+                Grace::None | Grace::Contents => self.remove(ctx, key, &current, old).await,
+            };
         }
-        object.meta_mut().resource_version = None;
-        let mut before = old.boxed_clone();
-        before.meta_mut().resource_version = None;
-        if object.encode() == before.encode() {
+        if is_same(&*object, &*old) {
             return Ok(Attempt::Done(Written { object: current, outcome: Outcome::Deleting }));
         }
+        object.meta_mut().resource_version = None;
         Ok(match self.put(ctx, key, &mut *object, current.revision()).await? {
             Some(object) => Attempt::Done(Written { object, outcome: Outcome::Deleting }),
             None => Attempt::Raced,
         })
+    }
+
+    /// The end of an object with a grace period: two events, as upstream. Watchers learn first when it began to
+    /// be deleted.
+    async fn mark_and_remove(
+        &self,
+        ctx: &RequestContext,
+        key: &Key,
+        current: Stored,
+        old: &dyn Object,
+        mut marked: Box<dyn Object>,
+    ) -> Result<Attempt, StatusError> {
+        if ctx.dry_run || is_same(&*marked, old) {
+            return self.remove(ctx, key, &current, marked).await;
+        }
+        marked.meta_mut().resource_version = None;
+        match self.put(ctx, key, &mut *marked, current.revision()).await? {
+            Some(current) => self.remove(ctx, key, &current, marked).await,
+            None => Ok(Attempt::Raced),
+        }
     }
 
     /// Sets the deletion timestamp if a grace period or finalizers keep the object. `false`: it can be
@@ -69,7 +88,7 @@ impl Registry {
     ) -> bool {
         let strategy = &*ctx.resource.strategy;
         let grace = match strategy.grace(object, options.grace_period_seconds) {
-            Grace::None => 0,
+            Grace::None | Grace::Contents => 0,
             Grace::Seconds(seconds) => seconds.max(0),
         };
         let already = object.meta().deletion_timestamp.is_some();
@@ -158,6 +177,16 @@ impl Registry {
     }
 }
 
+/// Whether two forms of an object differ in their resourceVersion at most.
+fn is_same(one: &dyn Object, other: &dyn Object) -> bool {
+    let bare = |object: &dyn Object| {
+        let mut object = object.boxed_clone();
+        object.meta_mut().resource_version = None;
+        object.encode()
+    };
+    bare(one) == bare(other)
+}
+
 /// Upstream names the kind here, where other errors name the resource.
 fn check_preconditions(
     ctx: &RequestContext,
@@ -165,8 +194,17 @@ fn check_preconditions(
     options: &DeleteOptions,
 ) -> Result<(), StatusError> {
     let row = &ctx.resource;
-    let conflict = |why: String| Err(StatusError::conflict(&row.group, &row.kind, old.name(), why));
+    let by_storage = row.strategy.grace(old, None) == Grace::Contents;
+    let group = row.strategy.error_group(&row.group);
+    let what = if by_storage { &row.plural } else { &row.kind };
+    let conflict = |why: String| Err(StatusError::conflict(group, what, old.name(), why));
     if let Some(uid) = options.precondition_uid.as_deref().filter(|uid| *uid != old.uid()) {
+        if by_storage {
+            return conflict(format!(
+                "Precondition failed: UID in precondition: {uid}, UID in object meta: {}",
+                old.uid()
+            ));
+        }
         return conflict(format!(
             "the UID in the precondition ({uid}) does not match the UID in record ({}). The object might have been deleted and then recreated",
             old.uid()
@@ -176,6 +214,11 @@ fn check_preconditions(
     if let Some(wanted) =
         options.precondition_resource_version.as_deref().filter(|wanted| *wanted != version)
     {
+        if by_storage {
+            return conflict(format!(
+                "Precondition failed: ResourceVersion in precondition: {wanted}, ResourceVersion in object meta: {version}"
+            ));
+        }
         return conflict(format!(
             "the ResourceVersion in the precondition ({wanted}) does not match the ResourceVersion in record ({version}). The object might have been modified"
         ));

@@ -4,7 +4,7 @@
 use machinery::field::{FieldErrors, Path};
 use machinery::names;
 use machinery::status::Reason;
-use machinery::{Object, ObjectMeta, Time};
+use machinery::{Object, ObjectMeta, OwnerReference, Time};
 
 use super::store_key;
 use crate::StatusError;
@@ -182,14 +182,15 @@ pub(super) fn validate_new(row: &Resource, object: &dyn Object) -> FieldErrors {
     let path = Path::new("metadata");
     let meta = object.meta();
     if let Some(prefix) = meta.generate_name.as_deref().filter(|prefix| !prefix.is_empty()) {
-        for why in row.strategy.name_errors(&masked(prefix)) {
+        let own = row.strategy.own_name_errors(object, prefix);
+        for why in row.strategy.name_errors(&masked(prefix)).into_iter().chain(own) {
             errors.invalid(&path.child("generateName"), prefix, &why);
         }
     }
     match object.name() {
         "" => errors.required(&path.child("name"), "name or generateName is required"),
         name => {
-            let own = row.strategy.own_name_errors(object);
+            let own = row.strategy.own_name_errors(object, name);
             for why in row.strategy.name_errors(name).into_iter().chain(own) {
                 errors.invalid(&path.child("name"), name, &why);
             }
@@ -319,7 +320,7 @@ fn validate_owners(meta: &ObjectMeta, path: &Path, errors: &mut FieldErrors) {
     // Upstream's path has no index.
     let at = path.child("ownerReferences");
     for owner in meta.owner_references.iter().flatten() {
-        if owner.api_version.is_empty() {
+        if version_of(&owner.api_version).is_empty() {
             errors.invalid(
                 &at.child("apiVersion"),
                 &owner.api_version,
@@ -332,7 +333,7 @@ fn validate_owners(meta: &ObjectMeta, path: &Path, errors: &mut FieldErrors) {
             }
         }
         if owner.api_version == "v1" && owner.kind == "Event" {
-            errors.invalid(&at, owner, "/v1, Kind=Event is disallowed from being an owner");
+            errors.invalid(&at, Shown::of(owner), "/v1, Kind=Event is disallowed from being an owner");
         }
         if owner.controller == Some(true) {
             let name = format!("{}/{}", owner.kind, owner.name);
@@ -342,9 +343,47 @@ fn validate_owners(meta: &ObjectMeta, path: &Path, errors: &mut FieldErrors) {
                     let detail = format!(
                         "Only one reference can have Controller set to true. Found \"true\" in references for {first} and {name}"
                     );
-                    errors.invalid(&at, &meta.owner_references, &detail);
+                    let all: Vec<Shown> =
+                        meta.owner_references.iter().flatten().map(Shown::of).collect();
+                    errors.invalid(&at, all, &detail);
                 }
             }
+        }
+    }
+}
+
+/// The version of `group/version`; empty if that is not how the text is written. Upstream: `ParseGroupVersion`.
+fn version_of(api_version: &str) -> &str {
+    match api_version.split_once('/') {
+        None => api_version,
+        Some((_, version)) if !version.contains('/') => version,
+        Some(_) => "",
+    }
+}
+
+/// An owner as errors show it: in the order of upstream's fields.
+#[derive(serde::Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Shown<'a> {
+    api_version: &'a str,
+    kind: &'a str,
+    name: &'a str,
+    uid: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    controller: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    block_owner_deletion: Option<bool>,
+}
+
+impl<'a> Shown<'a> {
+    fn of(owner: &'a OwnerReference) -> Self {
+        Self {
+            api_version: &owner.api_version,
+            kind: &owner.kind,
+            name: &owner.name,
+            uid: &owner.uid,
+            controller: owner.controller,
+            block_owner_deletion: owner.block_owner_deletion,
         }
     }
 }

@@ -9,6 +9,7 @@ use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use bytes::Bytes;
 use jiff::{SignedDuration, Timestamp};
+use machinery::status::Reason;
 use serde::{Deserialize, Serialize};
 use store::{KeyRange, RangeRequest, Revision};
 use tokio::time::Instant;
@@ -48,6 +49,18 @@ impl ContinueToken {
 
     fn encode(&self) -> String {
         URL_SAFE_NO_PAD.encode(serde_json::to_vec(self).expect("plain strings and numbers"))
+    }
+
+    /// Why no list goes on at this place. Upstream: `DecodeContinue`.
+    fn invalid(&self) -> Option<&str> {
+        let mut parts = self.start.strip_prefix('/').unwrap_or(&self.start).split('/');
+        if self.rv == 0 {
+            Some("incorrect encoded start resourceVersion (version meta.k8s.io/v1)")
+        } else if self.start.is_empty() {
+            Some("encoded start key empty (version meta.k8s.io/v1)")
+        } else {
+            parts.any(|part| matches!(part, "" | "." | "..")).then_some(&*self.start)
+        }
     }
 
     fn is_over(&self) -> bool {
@@ -159,6 +172,9 @@ impl Registry {
                 token.v
             )));
         }
+        if let Some(why) = token.invalid() {
+            return Err(bad(why));
+        }
         if token.is_over() {
             return Err(expired_page(token.start));
         }
@@ -172,7 +188,7 @@ impl Registry {
             _ => (current, clock::now().as_second()),
         };
         match self.list_history(row, scope, options.limit, at, &start, since).await {
-            Err(error) if error.is(machinery::status::Reason::Expired) => {
+            Err(error) if error.is(Reason::Expired) => {
                 Err(expired_page(token.start))
             }
             other => other,
@@ -378,15 +394,23 @@ fn all_stored<'e>(
     Stored::all(row, &values.collect::<Vec<_>>())
 }
 
+/// Why a text is no resourceVersion, in the words of Go's number parser.
+pub(crate) fn not_a_version(text: &str) -> String {
+    let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let why = if is_number { "value out of range" } else { "invalid syntax" };
+    format!(
+        "resourceVersion: Invalid value: {text:?}: strconv.ParseUint: parsing {text:?}: {why}"
+    )
+}
+
 /// Missing and empty are the same.
 pub(crate) fn parse_version(text: Option<&str>) -> Result<Option<Revision>, StatusError> {
     match text {
         None | Some("") => Ok(None),
-        Some(text) => text.parse().map(|number| Some(Revision(number))).map_err(|_| {
-            StatusError::bad_request(format!(
-                "Invalid value: {text:?}: strconv.ParseUint: parsing {text:?}: invalid syntax"
-            ))
-        }),
+        Some(text) => match text.parse() {
+            Ok(number) => Ok(Some(Revision(number))),
+            Err(_) => Err(StatusError::new(Reason::Unknown, not_a_version(text))),
+        },
     }
 }
 

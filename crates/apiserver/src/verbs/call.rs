@@ -22,6 +22,7 @@ use crate::query::Query;
 use crate::registry::{Registry, local};
 use crate::request::{Key, MayCreate, RequestContext, RequestInfo, UserInfo};
 use crate::resource::{Behaviour, Resource, ResourceTable};
+use crate::schemas::SchemaSource;
 use crate::shared::Shared;
 
 pub(crate) struct Call {
@@ -158,6 +159,11 @@ impl Call {
         })
     }
 
+    /// What explains why a value does not fit.
+    pub fn schemas(&self) -> &dyn SchemaSource {
+        self.shared.openapi.schemas()
+    }
+
     /// The resource's own kind.
     pub fn wanted(&self) -> Wanted<'_> {
         Wanted {
@@ -166,7 +172,7 @@ impl Call {
             kind: &self.row.kind,
             codec: &*self.row.codec,
             table: &self.table,
-            schemas: self.shared.openapi.schemas(),
+            schemas: self.schemas(),
         }
     }
 

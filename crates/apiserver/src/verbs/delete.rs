@@ -6,16 +6,22 @@ use http::{Response, StatusCode};
 use machinery::StatusError;
 use machinery::field::{FieldErrors, Path};
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::body;
 use super::options::{check_dry_run, finish};
 use super::{Call, list_options};
 use crate::codec::decode::{self, BodyFormat};
+use crate::codec::explain::{Reader, explain};
 use crate::codec::{self, cbor};
-use crate::query::{Query, parse_bool};
+use crate::query::Query;
 use crate::registry::{DeleteOptions, Intent, Outcome, Stored};
 use crate::resource::Body;
+use crate::schemas::SchemaSource;
+
+const DEFINITION: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.DeleteOptions";
+/// The name of upstream's scheme of options, which errors show.
+const SCHEME: &str = "pkg/apis/meta/internalversion/scheme/register.go:27";
 
 /// `DeleteOptions` from clients. Unknown fields are ignored, as upstream.
 #[derive(Default, Deserialize)]
@@ -26,13 +32,29 @@ struct Given {
     orphan_dependents: Option<bool>,
     propagation_policy: Option<String>,
     dry_run: Option<Vec<String>>,
+    kind: Option<String>,
+    api_version: Option<String>,
 }
 
+/// Made of a map: serde would accept an array for a struct.
 #[derive(Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
+#[serde(try_from = "Map<String, Value>")]
 struct Preconditions {
     uid: Option<String>,
     resource_version: Option<String>,
+}
+
+impl TryFrom<Map<String, Value>> for Preconditions {
+    type Error = &'static str;
+
+    fn try_from(mut map: Map<String, Value>) -> Result<Self, Self::Error> {
+        let mut text = |name| match map.remove(name) {
+            None | Some(Value::Null) => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text)),
+            Some(_) => Err("a precondition is a string"),
+        };
+        Ok(Self { uid: text("uid")?, resource_version: text("resourceVersion")? })
+    }
 }
 
 pub async fn delete(mut call: Call, body: Body) -> Result<Response<Body>, StatusError> {
@@ -85,7 +107,7 @@ async fn read(call: &mut Call, body: Body) -> Result<DeleteOptions, StatusError>
     } else {
         let json = as_json(&bytes, call.options_format()?)?;
         call.note_json(&json);
-        from_json(&json)?
+        from_json(&json, call.schemas())?
     };
     let dry_run = given.dry_run.unwrap_or_default();
     let mut errors = FieldErrors::default();
@@ -137,13 +159,21 @@ fn as_json(bytes: &[u8], format: BodyFormat) -> Result<Cow<'_, [u8]>, StatusErro
     })
 }
 
-fn from_json(json: &[u8]) -> Result<Given, StatusError> {
+fn from_json(json: &[u8], schemas: &dyn SchemaSource) -> Result<Given, StatusError> {
     let given: Option<Given> = serde_json::from_slice(json).map_err(|error| {
-        StatusError::bad_request(format!(
-            "DeleteOptions in version \"v1\" cannot be handled as a DeleteOptions: {error}"
-        ))
+        let explained = explain(Reader::Json, json, DEFINITION, schemas);
+        StatusError::bad_request(explained.unwrap_or_else(|| error.to_string()))
     })?;
-    Ok(given.unwrap_or_default())
+    let given = given.unwrap_or_default();
+    match given.kind.as_deref() {
+        None | Some("" | "DeleteOptions") => Ok(given),
+        Some(kind) => {
+            let version = given.api_version.as_deref().unwrap_or("v1");
+            Err(StatusError::bad_request(format!(
+                "no kind {kind:?} is registered for version {version:?} in scheme {SCHEME:?}"
+            )))
+        }
+    }
 }
 
 fn from_query(query: &Query) -> Result<Given, StatusError> {
@@ -162,8 +192,9 @@ fn from_query(query: &Query) -> Result<Given, StatusError> {
     Ok(Given {
         grace_period_seconds,
         preconditions: Some(preconditions),
-        orphan_dependents: text("orphanDependents").and_then(parse_bool),
+        orphan_dependents: text("orphanDependents").map(|_| query.flag("orphanDependents")),
         propagation_policy: text("propagationPolicy").map(str::to_owned),
         dry_run: (!dry_run.is_empty()).then_some(dry_run),
+        ..Given::default()
     })
 }

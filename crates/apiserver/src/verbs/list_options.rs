@@ -14,7 +14,7 @@ use release::features::{self, Feature};
 use super::Call;
 use super::options::finish;
 use crate::query::Query;
-use crate::registry::ListOptions;
+use crate::registry::{ListOptions, not_a_version};
 use crate::resource::Resource;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -178,9 +178,7 @@ fn check_version(options: &ListOptions, purpose: For) -> Result<(), StatusError>
     if version.parse::<u64>().is_ok() {
         return Ok(());
     }
-    let why = format!(
-        "resourceVersion: Invalid value: {version:?}: strconv.ParseUint: parsing {version:?}: invalid syntax"
-    );
+    let why = not_a_version(version);
     Err(match purpose {
         For::List => StatusError::bad_request(format!("invalid resource version: {why}")),
         For::Watch => StatusError::new(Reason::Unknown, why),

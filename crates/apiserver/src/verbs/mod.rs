@@ -105,6 +105,13 @@ fn route(row: &Resource, info: &RequestInfo, method: &Method) -> Result<Route, S
     if !info.namespace.is_empty() && !row.namespaced && !is_namespace {
         return Err(no_route());
     }
+    // Legacy paths: none has a proxy any more, and a watch is always read.
+    if info.verb == "proxy" {
+        return Err(no_route());
+    }
+    if info.verb == "watch" && *method != Method::GET {
+        return Err(no_method());
+    }
     let by_verb = VERBS.iter().find(|(verb, _)| *verb == info.verb);
     if !info.subresource.is_empty() {
         let subresource = row.subresource(&info.subresource).ok_or_else(no_route)?;
@@ -123,7 +130,8 @@ fn route(row: &Resource, info: &RequestInfo, method: &Method) -> Result<Route, S
     let on_collection =
         matches!(info.verb.as_str(), "list" | "watch" | "create" | "deletecollection");
     let everywhere = row.namespaced && info.namespace.is_empty();
-    if everywhere && !on_collection && !info.name.is_empty() {
+    // Kinds that are only created have no path without a namespace.
+    if everywhere && ((!on_collection && !info.name.is_empty()) || !row.allows("list")) {
         return Err(no_route());
     }
     let has_place = match info.verb.as_str() {

@@ -73,8 +73,11 @@ fn check_manager(manager: &str, errors: &mut FieldErrors) {
         errors.too_long(&path, LONGEST);
     }
     // In Go's `unicode.IsPrint` the only printable white space is the ASCII space.
-    if manager.chars().any(|c| c.is_control() || (c.is_whitespace() && c != ' ')) {
-        errors.invalid(&path, manager, "should not contain non-printable characters");
+    for (at, c) in manager.char_indices() {
+        if c.is_control() || (c.is_whitespace() && c != ' ') {
+            let why = format!("invalid character U+{:04X} (at position {at})", u32::from(c));
+            errors.invalid(&path, manager, &why);
+        }
     }
 }
 

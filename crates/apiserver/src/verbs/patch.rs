@@ -14,7 +14,7 @@ use super::body;
 use super::call::unsupported_media_type;
 use super::options::{self, OptionsKind};
 use super::update::status_of;
-use crate::codec::explain::cbor_kind;
+use crate::codec::explain::{self, cbor_kind};
 use crate::codec::{self, cbor, decode, gojson};
 use crate::registry::{Intent, Written};
 use crate::request::FieldValidation;
@@ -164,25 +164,17 @@ fn applied(body: &Bytes) -> Result<(Bytes, Option<String>), StatusError> {
     {
         return Ok((body.clone(), None));
     }
-    let (tree, note) = decode::yaml(body).map_err(|why| {
-        let why = go_yaml_error(body).unwrap_or(why);
-        StatusError::bad_request(format!("error decoding YAML: {why}"))
-    })?;
+    let unreadable = |why| StatusError::bad_request(format!("error decoding YAML: {why}"));
+    let (tree, note) = decode::yaml(body)
+        .map_err(|why| unreadable(format!("error converting YAML to JSON: yaml: {why}")))?;
+    if !(tree.is_object() || tree.is_null()) {
+        let found = explain::kind(&tree.to_string());
+        return Err(unreadable(format!(
+            "error unmarshaling JSON: while decoding JSON: json: cannot unmarshal {found} into Go value of type map[string]interface {{}}"
+        )));
+    }
     let note = note.map(|note| note.lines().last().unwrap_or_default().trim().to_owned());
     Ok((tree.to_string().into(), note))
-}
-
-/// The error for a text that ends inside a bracket, in the words of Go's YAML parser.
-fn go_yaml_error(body: &[u8]) -> Option<String> {
-    let text = std::str::from_utf8(body).ok()?.trim_end();
-    let opened = text.matches(['{', '[']).count() > text.matches(['}', ']']).count();
-    let expected = match text.chars().next_back()? {
-        _ if !opened => return None,
-        '{' | '[' | ',' | ':' => "did not find expected node content",
-        _ => "did not find expected ',' or '}'",
-    };
-    let line = text.lines().count();
-    Some(format!("error converting YAML to JSON: yaml: line {line}: {expected}"))
 }
 
 #[cfg(test)]
@@ -229,6 +221,11 @@ mod tests {
         assert_eq!(
             error.message,
             "error decoding YAML: error converting YAML to JSON: yaml: line 1: did not find expected node content"
+        );
+        let error = applied(&Bytes::from("- a\n")).expect_err("a list");
+        assert_eq!(
+            error.message,
+            "error decoding YAML: error unmarshaling JSON: while decoding JSON: json: cannot unmarshal array into Go value of type map[string]interface {}"
         );
     }
 }

@@ -23,6 +23,9 @@ use crate::resource::Body;
 use crate::shared::Shared;
 use crate::zpages;
 
+/// Paths that exist without a slash at the end only.
+const EXACT: &[&str] = &["/healthz", "/livez", "/readyz", "/metrics", "/openapi/"];
+
 pub async fn serve(
     shared: &Arc<Shared>,
     info: &RequestInfo,
@@ -30,6 +33,9 @@ pub async fn serve(
 ) -> Result<Response<Body>, StatusError> {
     let path = info.path.as_str();
     let query = Query::of(&parts.uri);
+    if path.ends_with('/') && EXACT.iter().any(|head| path.starts_with(head)) {
+        return Ok(codec::page_not_found());
+    }
     if let Some(response) = shared.health.serve(path, &query).await {
         return Ok(response);
     }
@@ -49,7 +55,7 @@ pub async fn serve(
         ));
     }
     match path.trim_end_matches('/') {
-        "" => {
+        "" | "/index.html" => {
             let paths = json!({ "paths": shared.paths() });
             Ok(codec::json(&Accept::JSON, StatusCode::OK, paths.to_string().into()))
         }
@@ -87,15 +93,17 @@ fn discovery(
     query: &Query,
     parts: &Parts,
 ) -> Result<Response<Body>, StatusError> {
-    // Upstream answers every method for the list of groups and for a group.
-    if !is_group(path) {
-        only_get(parts)?;
-    }
     let protobuf = shared.options.protobuf.map(Protobuf);
     let protobuf = protobuf.map_or(Messages::None, Messages::All);
     let speaks = Speaks { protobuf, cbor: cbor::is_served() && is_version(shared, path) };
     let accept = negotiate(&parts.headers, query, Offer::Object, speaks);
-    Ok(shared.discovery.serve(&shared.registry, &shared.options, path, &parts.headers, accept))
+    let answer =
+        shared.discovery.serve(&shared.registry, &shared.options, path, &parts.headers, accept);
+    // Upstream answers every method for the list of groups, for a group, and for what is not there.
+    if !is_group(path) && answer.status() != StatusCode::NOT_FOUND {
+        only_get(parts)?;
+    }
+    Ok(answer)
 }
 
 /// Whether the path is discovery of a version, which has the encodings of its resources. For custom groups

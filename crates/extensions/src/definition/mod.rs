@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use apiserver::request::RequestContext;
 use apiserver::resource::{
-    ALL_VERBS, Behaviour, Examined, MetadataRules, Resource, Strategy, Subresource,
+    ALL_VERBS, Behaviour, Examined, Grace, MetadataRules, Resource, Strategy, Subresource,
 };
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceConversion, CustomResourceDefinition, CustomResourceDefinitionNames,
@@ -92,8 +92,12 @@ impl Strategy for Definitions {
         true
     }
 
-    fn own_name_errors(&self, object: &dyn Object) -> Vec<String> {
-        validation::name(object.expect())
+    fn own_name_errors(&self, object: &dyn Object, name: &str) -> Vec<String> {
+        validation::name(object.expect(), name)
+    }
+
+    fn grace(&self, _: &dyn Object, _: Option<i64>) -> Grace {
+        Grace::Contents
     }
 
     /// The server's own finalizer has no domain.

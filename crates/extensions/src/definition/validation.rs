@@ -15,11 +15,11 @@ use super::{columns, conditions, defaults, rules, schemas, selectable, structura
 const APPROVED: &str = "api-approved.kubernetes.io";
 
 /// The name follows from the spec.
-pub fn name(crd: &CustomResourceDefinition) -> Vec<String> {
-    let wanted = format!("{}.{}", crd.spec.names.plural, crd.spec.group);
-    match crd.metadata.name.as_deref() {
-        Some(name) if name != wanted => vec![r#"must be spec.names.plural+"."+spec.group"#.into()],
-        _ => vec![],
+pub fn name(crd: &CustomResourceDefinition, name: &str) -> Vec<String> {
+    if name == format!("{}.{}", crd.spec.names.plural, crd.spec.group) {
+        vec![]
+    } else {
+        vec![r#"must be spec.names.plural+"."+spec.group"#.into()]
     }
 }
 

@@ -11,7 +11,7 @@ use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::{
     APIService, APIServiceCondition, APIServiceSpec, ServiceReference,
 };
 use machinery::field::{FieldErrors, Path};
-use machinery::{Object, Time, names};
+use machinery::{Time, names};
 
 use crate::generic::Hooks;
 use crate::kind::{Kind, Rules, STATUS, age, name, spec_and_status, text};
@@ -77,11 +77,11 @@ impl Hooks<APIService> for Life {
         }
     }
 
-    fn own_name_errors(&self, object: &APIService) -> Vec<String> {
+    fn own_name_errors(&self, object: &APIService, name: &str) -> Vec<String> {
         let spec = object.spec.clone().unwrap_or_default();
         let (group, version) = (spec.group.unwrap_or_default(), spec.version.unwrap_or_default());
         let wanted = format!("{version}.{group}");
-        let is_wrong = names::path_segment(object.name()).is_empty() && object.name() != wanted;
+        let is_wrong = names::path_segment(name).is_empty() && name != wanted;
         if is_wrong {
             vec![format!("must be `spec.version+\".\"+spec.group`: {wanted:?}")]
         } else {

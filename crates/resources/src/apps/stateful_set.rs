@@ -88,7 +88,7 @@ fn default(set: &mut StatefulSet) {
     fill(&mut policy.when_scaled, "Retain");
     podspec::default_template(&mut spec.template);
     for claim in spec.volume_claim_templates.iter_mut().flatten() {
-        claim.spec.get_or_insert_default().volume_mode.get_or_insert_with(|| "Filesystem".into());
+        podspec::default_claim(claim.spec.get_or_insert_default());
         fill(&mut claim.status.get_or_insert_default().phase, "Pending");
     }
     let status: &mut StatefulSetStatus = set.status.get_or_insert_default();

@@ -58,7 +58,7 @@ fn to_v1(autoscaler: v2::HorizontalPodAutoscaler) -> v1::HorizontalPodAutoscaler
     let mut keep = |key: &str, value: Option<Value>| {
         let annotations = metadata.annotations.get_or_insert_default();
         annotations.remove(key);
-        annotations.extend(value.map(|value| (key.to_owned(), value.to_string())));
+        annotations.extend(value.map(|value| (key.to_owned(), in_order(&value))));
     };
     let some = |list: Vec<Value>| (!list.is_empty()).then(|| Value::from(list));
     keep(METRICS, some(others));
@@ -82,6 +82,38 @@ fn to_v1(autoscaler: v2::HorizontalPodAutoscaler) -> v1::HorizontalPodAutoscaler
             last_scale_time: status.last_scale_time,
             observed_generation: status.observed_generation,
         }),
+    }
+}
+
+/// The fields of upstream's structs in their order; two of one struct never stand the other way round.
+const ORDER: &[&str] = &[
+    "type", "Type", "object", "pods", "resource", "containerResource", "external", "status",
+    "lastTransitionTime", "reason", "message", "kind", "name", "apiVersion", "target", "metricName",
+    "metricSelector", "targetValue", "currentValue", "targetAverageUtilization",
+    "currentAverageUtilization", "targetAverageValue", "currentAverageValue", "selector",
+    "averageValue", "container", "matchLabels", "matchExpressions", "key", "operator", "values",
+    "ScaleUp", "ScaleDown", "StabilizationWindowSeconds", "SelectPolicy", "Policies", "Tolerance",
+    "Value", "PeriodSeconds",
+];
+
+/// JSON with its fields in the order in which Go writes them.
+fn in_order(value: &Value) -> String {
+    match value {
+        Value::Array(items) => {
+            let items: Vec<String> = items.iter().map(in_order).collect();
+            format!("[{}]", items.join(","))
+        }
+        Value::Object(fields) => {
+            let rank = |name: &str| ORDER.iter().position(|one| *one == name);
+            let mut fields: Vec<(&String, &Value)> = fields.iter().collect();
+            fields.sort_by_key(|(name, _)| rank(name).unwrap_or(ORDER.len()));
+            let shown = |(name, value): (&String, &Value)| {
+                format!("{}:{}", Value::from(name.as_str()), in_order(value))
+            };
+            let fields: Vec<String> = fields.into_iter().map(shown).collect();
+            format!("{{{}}}", fields.join(","))
+        }
+        simple => simple.to_string(),
     }
 }
 

@@ -11,6 +11,7 @@ use base64::engine::general_purpose::STANDARD;
 use k8s_openapi::api::certificates::v1::{
     CertificateSigningRequest, CertificateSigningRequestStatus,
 };
+use machinery::names;
 use pki::Csr;
 use serde_json::Value;
 use x509_parser::certificate::X509Certificate;
@@ -18,7 +19,7 @@ use x509_parser::prelude::FromDer;
 
 use super::signer_name;
 use crate::generic::Hooks;
-use crate::kind::{Fields, Kind, Rules, STATUS, age, any_name, field, name, part, text};
+use crate::kind::{Fields, Kind, Rules, STATUS, age, field, name, part, text};
 use crate::print::{human_duration, or_none};
 use crate::validate::at::At;
 
@@ -34,7 +35,7 @@ pub(crate) static KIND: Kind<CertificateSigningRequest> = Kind {
         create: request,
         update: Some(request_update),
         parts: &[("approval", approval), ("status", status)],
-        name: any_name,
+        name: names::path_segment,
         ..Rules::NONE
     },
     columns: &[

@@ -2,6 +2,7 @@
 
 use k8s_openapi::api::core::v1::LimitRange;
 
+use super::podspec;
 use crate::kind::{Kind, Rules};
 use crate::validate::core;
 
@@ -20,6 +21,10 @@ fn default(range: &mut LimitRange) {
         range.metadata.name = Some(base::rng::uuid());
     }
     let spec = range.spec.get_or_insert_default();
+    for item in &mut spec.limits {
+        podspec::round([&mut item.max, &mut item.min, &mut item.default]);
+        podspec::round([&mut item.default_request, &mut item.max_limit_request_ratio]);
+    }
     for item in spec.limits.iter_mut().filter(|item| item.type_ == "Container") {
         let default = item.default.get_or_insert_default();
         for (name, size) in item.max.iter().flatten() {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use apiserver::request::RequestContext;
-use apiserver::resource::Behaviour;
+use apiserver::resource::{Behaviour, Grace};
 use k8s_openapi::api::core::v1::{Namespace, NamespaceSpec, NamespaceStatus};
 use machinery::{Object, names};
 
@@ -92,6 +92,10 @@ impl Hooks<Namespace> for Life {
         status.phase = Some("Terminating".into());
         // Upstream's namespaces end by steps of their own, which know no period of grace.
         namespace.metadata.deletion_grace_period_seconds = None;
+    }
+
+    fn grace(&self, _: &Namespace, _: Option<i64>) -> Grace {
+        Grace::Contents
     }
 
     fn holds_back_removal(&self, namespace: &Namespace) -> bool {

@@ -6,6 +6,7 @@ use apiserver::request::RequestContext;
 use k8s_openapi::api::core::v1::{Node, NodeSpec, NodeSystemInfo};
 use release::features::Feature;
 
+use super::podspec;
 use crate::connect::{PROXY_VERBS, Target, to};
 use crate::gated::{Gated, close, gated, taken};
 use crate::generic::Hooks;
@@ -87,6 +88,7 @@ fn default(node: &mut Node) {
     if status.allocatable.is_none() {
         status.allocatable = status.capacity.clone();
     }
+    podspec::round([&mut status.capacity, &mut status.allocatable]);
 }
 
 struct Life;

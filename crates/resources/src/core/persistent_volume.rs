@@ -83,6 +83,7 @@ fn default(volume: &mut PersistentVolume) {
     fill(&mut spec.persistent_volume_reclaim_policy, "Retain");
     spec.volume_mode.get_or_insert_with(|| "Filesystem".into());
     podspec::default_source!(spec);
+    podspec::round([&mut spec.capacity]);
     let status: &mut PersistentVolumeStatus = volume.status.get_or_insert_default();
     // Who changes the phase says when; a new volume's begins now.
     if status.phase.is_none() {

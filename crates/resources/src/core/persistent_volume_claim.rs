@@ -7,7 +7,7 @@ use machinery::field::Path;
 use release::features::{self, Feature};
 use serde_json::Value;
 
-use super::access_modes_cell;
+use super::{access_modes_cell, podspec};
 use crate::defaults::fill;
 use crate::kind::{Kind, Rules, STATUS, age, field, name, spec_and_status, text, wide};
 use crate::validate::at::At;
@@ -18,9 +18,10 @@ pub(crate) static KIND: Kind<PersistentVolumeClaim> = Kind {
     short: &["pvc"],
     subresources: &[STATUS],
     default: |claim| {
-        let spec = claim.spec.get_or_insert_default();
-        spec.volume_mode.get_or_insert_with(|| "Filesystem".into());
-        fill(&mut claim.status.get_or_insert_default().phase, "Pending");
+        podspec::default_claim(claim.spec.get_or_insert_default());
+        let status = claim.status.get_or_insert_default();
+        fill(&mut status.phase, "Pending");
+        podspec::round([&mut status.capacity, &mut status.allocated_resources]);
     },
     parts: Some(spec_and_status!()),
     gated: close_sources,

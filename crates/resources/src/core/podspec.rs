@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{
     Container, ContainerPort, EnvVar, EphemeralContainer, ExecAction, HTTPGetAction, Lifecycle,
-    PodSpec, PodTemplateSpec, Probe, Volume,
+    PersistentVolumeClaimSpec, PodSpec, PodTemplateSpec, Probe, Volume,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
@@ -44,6 +44,10 @@ pub(crate) fn default_spec(spec: &mut PodSpec) {
         default_ephemeral(ephemeral);
     }
     spec.volumes.iter_mut().flatten().for_each(default_volume);
+    round([&mut spec.overhead]);
+    if let Some(resources) = &mut spec.resources {
+        round([&mut resources.limits, &mut resources.requests]);
+    }
     for constraint in spec.topology_spread_constraints.iter_mut().flatten() {
         constraint.node_affinity_policy.take_if(|policy| policy.is_empty());
     }
@@ -110,18 +114,31 @@ fn default_whole(spec: &mut PodSpec) {
     spec.resources = Some(whole);
 }
 
+/// Amounts of resources are kept in thousandths, rounded up. Upstream: `SetDefaults_ResourceList`.
+pub(crate) fn round<'a>(
+    lists: impl IntoIterator<Item = &'a mut Option<BTreeMap<String, Quantity>>>,
+) {
+    for quantity in lists.into_iter().flatten().flat_map(BTreeMap::values_mut) {
+        if let Some(rounded) = machinery::quantity::rounded_to_milli(quantity) {
+            *quantity = rounded;
+        }
+    }
+}
+
+/// The part of a claim's defaults that templates of claims have, too.
+pub(crate) fn default_claim(spec: &mut PersistentVolumeClaimSpec) {
+    spec.volume_mode.get_or_insert_with(|| "Filesystem".into());
+    if let Some(resources) = &mut spec.resources {
+        round([&mut resources.limits, &mut resources.requests]);
+    }
+}
+
 fn default_container(container: &mut Container) {
     fill(&mut container.image_pull_policy, pull_policy(container.image.as_deref()));
     fill(&mut container.termination_message_path, "/dev/termination-log");
     fill(&mut container.termination_message_policy, "File");
     let resources = container.resources.get_or_insert_default();
-    for list in [&mut resources.limits, &mut resources.requests] {
-        for quantity in list.iter_mut().flat_map(BTreeMap::values_mut) {
-            if let Some(rounded) = machinery::quantity::rounded_to_milli(quantity) {
-                *quantity = rounded;
-            }
-        }
-    }
+    round([&mut resources.limits, &mut resources.requests]);
     for port in container.ports.iter_mut().flatten() {
         default_port(port);
     }
@@ -256,7 +273,7 @@ fn default_volume(volume: &mut Volume) {
     default_source!(volume);
     let template = volume.ephemeral.iter_mut().filter_map(|one| one.volume_claim_template.as_mut());
     for template in template {
-        template.spec.volume_mode.get_or_insert_with(|| "Filesystem".into());
+        default_claim(&mut template.spec);
     }
     if let Some(image) = &mut volume.image {
         fill(&mut image.pull_policy, pull_policy(image.reference.as_deref()));

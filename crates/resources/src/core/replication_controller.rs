@@ -26,7 +26,7 @@ pub(crate) static KIND: Kind<ReplicationController> = Kind {
         parts: &[("status", workloads::counts)],
         ..Rules::NONE
     },
-    warnings: Some(|at, out| warnings::template(&at.get("spec.template"), out)),
+    warnings: Some(|at, out| warnings::hostname(at, "spec.template", out)),
     orphans: true,
     columns: &[
         name(),

@@ -2,12 +2,18 @@
 
 use k8s_openapi::api::core::v1::ResourceQuota;
 
+use super::podspec;
 use crate::kind::{Kind, Rules, STATUS, age, name, spec_and_status, text};
 use crate::validate::core;
 
 pub(crate) static KIND: Kind<ResourceQuota> = Kind {
     short: &["quota"],
     subresources: &[STATUS],
+    default: |quota| {
+        let (spec, status) = (quota.spec.as_mut(), quota.status.as_mut());
+        podspec::round(spec.map(|spec| &mut spec.hard));
+        podspec::round(status.into_iter().flat_map(|it| [&mut it.hard, &mut it.used]));
+    },
     parts: Some(spec_and_status!()),
     rules: Rules {
         create: core::resource_quota,

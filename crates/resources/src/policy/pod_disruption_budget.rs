@@ -3,6 +3,7 @@
 use apiserver::resource::MetadataRules;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use machinery::names;
 
 use crate::kind::{Kind, Rules, STATUS, age, name, spec_and_status, text};
 use crate::validate::at::At;
@@ -17,6 +18,7 @@ pub(crate) static KIND: Kind<PodDisruptionBudget> = Kind {
     rules: Rules {
         create: disruption_budget,
         parts: &[("status", disruption_budget_status)],
+        name: names::path_segment,
         metadata: MetadataRules::Last,
         unconditional_update: false,
         ..Rules::NONE

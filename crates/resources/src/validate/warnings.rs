@@ -14,13 +14,23 @@ fn say(at: &At<'_>, text: &str, out: &mut Vec<String>) {
     out.push(format!("{}: {text}", at.path));
 }
 
-/// Of workloads whose name becomes a part of host names.
+/// For workloads whose name becomes a part of host names.
 pub(crate) fn hostname(at: &At<'_>, place: &'static str, out: &mut Vec<String>) {
+    no_host_name(at, "Pod names and hostnames", out);
+    template(&at.get(place), out);
+}
+
+/// For pods.
+pub(crate) fn pod(at: &At<'_>, out: &mut Vec<String>) {
+    no_host_name(at, "the Pod's hostname", out);
+    template(at, out);
+}
+
+fn no_host_name(at: &At<'_>, used_in: &str, out: &mut Vec<String>) {
     let wrong = names::dns1123_label(at.get("metadata.name").str());
     if !wrong.is_empty() {
-        out.push(format!("metadata.name: this is used in Pod names and hostnames, which can result in surprising behavior; a DNS label is recommended: [{}]", wrong.join(" ")));
+        out.push(format!("metadata.name: this is used in {used_in}, which can result in surprising behavior; a DNS label is recommended: [{}]", wrong.join(" ")));
     }
-    template(&at.get(place), out);
 }
 
 pub(crate) fn stateful_set(at: &At<'_>, out: &mut Vec<String>) {

@@ -204,7 +204,12 @@ fn compare_as<N: Node>(
         Atom::Scalar(_) => leaf(),
         Atom::List(list) => {
             let items = |value: Option<&N>| value.is_some_and(|value| !value.items().is_empty());
-            if list.elements == Elements::Atomic || !(items(before) || items(after)) {
+            let is_empty = !(items(before) || items(after));
+            // Go's slices without items are equal, whether they are null or not.
+            if is_empty && before.is_some() && after.is_some() {
+                return Some(Change::No);
+            }
+            if list.elements == Elements::Atomic || is_empty {
                 return leaf();
             }
             compare_lists(before, after, list, below);

@@ -87,7 +87,7 @@ pub(crate) static KIND: Kind<Pod> = Kind {
         ],
         ..Rules::NONE
     },
-    warnings: Some(warnings::template),
+    warnings: Some(warnings::pod),
     returns_deleted: true,
     columns: print::COLUMNS,
     row_conditions: print::row_conditions,
