@@ -447,15 +447,16 @@ impl NodeAuthorizer {
 
     fn decide_pods(&self, node: &str, request: &RequestInfo) -> Result<(), String> {
         match request.verb.as_str() {
-            "get" => {
+            "list" | "watch" if selects_node(request, node) => Ok(()),
+            "list" | "watch" if request.name.is_empty() => {
+                Err("can only list/watch pods with spec.nodeName field selector".into())
+            }
+            // A pod of the node may be read by its name, in a list as well.
+            "get" | "list" | "watch" => {
                 let graph = self.graph.read().expect("no panic under the lock");
                 let is_on = graph.is_pod_on(node, &request.namespace, &request.name);
                 check(is_on, &unrelated(node))
             }
-            "list" | "watch" => check(
-                selects_node(request, node),
-                "can only list/watch pods with spec.nodeName field selector",
-            ),
             _ => self.decide_statically(request),
         }
     }

@@ -141,11 +141,6 @@ impl Rules {
     };
 }
 
-/// For kinds whose names upstream checks only as segments of a path.
-pub(crate) fn any_name(_: &str) -> Vec<String> {
-    vec![]
-}
-
 /// How to reach into a typed kind's two halves.
 pub(crate) struct Parts<T> {
     pub(crate) clear_status: fn(&mut T),

@@ -318,7 +318,10 @@ mod tests {
                 "a.v1.Set" => json!({ "properties": {
                     "spec": { "$ref": "#/definitions/a.v1.SetSpec" },
                     "data": { "type": "object", "additionalProperties": { "type": "string" } },
+                    "port": { "$ref": "#/definitions/a.v1.Port" },
+                    "key": { "type": "string", "format": "byte" },
                 }}),
+                "a.v1.Port" => json!({ "type": "string", "format": "int-or-string" }),
                 "a.v1.SetSpec" => json!({ "properties": {
                     "replicas": { "type": "integer", "format": "int32" },
                     "args": { "type": "array", "items": { "type": "string" } },
@@ -376,6 +379,21 @@ mod tests {
                     "json: cannot unmarshal object into Go struct field SetSpec.spec.parts of type []v1.SetSpec",
                 ),
             ),
+            (r#"{"port":80}"#, None),
+            (
+                r#"{"port":1.0}"#,
+                Some(
+                    "json: cannot unmarshal number 1.0 into Go struct field Set.port of type int32",
+                ),
+            ),
+            (
+                r#"{"port":true}"#,
+                Some("json: cannot unmarshal bool into Go struct field Set.port of type int32"),
+            ),
+            (r#"{"key":"YQ==\n"}"#, None),
+            (r#"{"key":"YQ="}"#, Some("illegal base64 data at input byte 3")),
+            (r#"{"key":"YQ"}"#, Some("illegal base64 data at input byte 0")),
+            (r#"{"key":"!!"}"#, Some("illegal base64 data at input byte 0")),
             (r#"{"spec":{"replicas":-3,"args":null},"other":{}}"#, None),
         ] {
             assert_eq!(

@@ -43,7 +43,11 @@ impl TableOptions {
 
 /// The Table of one object.
 pub fn one(version: &str, stored: &Stored, options: &TableOptions) -> Result<Vec<u8>, StatusError> {
-    let metadata = json!({ "resourceVersion": stored.revision().to_string() });
+    // An object that was not stored has no revision.
+    let metadata = match stored.revision().0 {
+        0 => json!({}),
+        revision => json!({ "resourceVersion": revision.to_string() }),
+    };
     whole(version, stored.row(), std::slice::from_ref(stored), &metadata, options)
 }
 

@@ -333,7 +333,11 @@ fn validate_owners(meta: &ObjectMeta, path: &Path, errors: &mut FieldErrors) {
             }
         }
         if owner.api_version == "v1" && owner.kind == "Event" {
-            errors.invalid(&at, Shown::of(owner), "/v1, Kind=Event is disallowed from being an owner");
+            errors.invalid(
+                &at,
+                Shown::of(owner),
+                "/v1, Kind=Event is disallowed from being an owner",
+            );
         }
         if owner.controller == Some(true) {
             let name = format!("{}/{}", owner.kind, owner.name);

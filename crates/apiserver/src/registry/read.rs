@@ -188,9 +188,7 @@ impl Registry {
             _ => (current, clock::now().as_second()),
         };
         match self.list_history(row, scope, options.limit, at, &start, since).await {
-            Err(error) if error.is(Reason::Expired) => {
-                Err(expired_page(token.start))
-            }
+            Err(error) if error.is(Reason::Expired) => Err(expired_page(token.start)),
             other => other,
         }
     }
@@ -398,9 +396,7 @@ fn all_stored<'e>(
 pub(crate) fn not_a_version(text: &str) -> String {
     let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let why = if is_number { "value out of range" } else { "invalid syntax" };
-    format!(
-        "resourceVersion: Invalid value: {text:?}: strconv.ParseUint: parsing {text:?}: {why}"
-    )
+    format!("resourceVersion: Invalid value: {text:?}: strconv.ParseUint: parsing {text:?}: {why}")
 }
 
 /// Missing and empty are the same.

@@ -772,6 +772,45 @@ mod tests {
         }
     }
 
+    /// Objects have a period of grace, of no seconds here.
+    struct Graceful;
+
+    impl Strategy for Graceful {
+        fn grace(&self, _: &dyn Object, _: Option<i64>) -> crate::resource::Grace {
+            crate::resource::Grace::Seconds(0)
+        }
+    }
+
+    /// Watchers hear first that the object is being deleted. Kinds without a period of grace skip that.
+    #[tokio::test]
+    async fn the_end_of_grace_is_two_events() {
+        for (strategy, events) in [
+            (Arc::new(Graceful) as Arc<dyn Strategy>, 2),
+            (Arc::new(<Counting as Default>::default()), 1),
+        ] {
+            let mut row = crate::testing::row::<ConfigMap>("configmaps", &[], true);
+            row.strategy = strategy;
+            let store = store::Sim::open();
+            let table = ResourceTable::new([row]);
+            let registry =
+                Registry::new(store.clone(), table, Chain::default(), Tasks::new("test"));
+            let ctx = registry.own_context::<ConfigMap>();
+            let mut object = ConfigMap::default();
+            object.metadata.name = Some("a".into());
+            object.metadata.namespace = Some("ns".into());
+            let key = Key::new("ns", "a");
+            let create = Intent::Create { object: Box::new(object) };
+            registry.write(&ctx, &key, create).await.expect("created");
+            let before = store.revision().await.expect("a revision");
+            let delete = Intent::Delete { options: DeleteOptions::default() };
+            let gone = registry.write(&ctx, &key, delete).await.expect("deleted");
+            assert_eq!(gone.outcome, Outcome::Deleted);
+            assert_eq!(store.revision().await.expect("a revision").0 - before.0, events);
+            let marked = gone.object.object().expect("decodes").meta().deletion_timestamp.is_some();
+            assert_eq!(marked, events == 2);
+        }
+    }
+
     #[tokio::test]
     async fn allocations_are_released_when_no_longer_needed_and_not_before() {
         let counting = <Counting as Default>::default();

@@ -318,10 +318,97 @@ async fn delete_options_are_in_the_body_or_in_the_query() {
         ("", json!({ "orphanDependents": true }), (200, true)),
         ("?orphanDependents=false", Value::Null, (200, false)),
         ("?propagationPolicy=Bogus", Value::Null, (422, true)),
+        // All texts but two are true in a query.
+        ("?orphanDependents=x", Value::Null, (200, true)),
+        ("", json!({ "preconditions": [] }), (400, true)),
+        ("", json!({ "gracePeriodSeconds": "1" }), (400, true)),
+        ("", json!({ "kind": "ConfigMap", "apiVersion": "v1" }), (400, true)),
+        ("", json!({ "kind": "DeleteOptions", "apiVersion": "v1" }), (200, false)),
     ] {
         assert_eq!(delete(query, body.clone()).await, expected, "{query} {body}");
         let free = json!({ "metadata": { "finalizers": null } });
         bench.ask(&format!("PATCH {MAPS}/a"), free).await;
+    }
+    bench.end().await;
+}
+
+/// Each line is what upstream's API server answered to the same request.
+#[tokio::test]
+async fn odd_requests_are_answered_as_upstream_does() {
+    let bench = Bench::new();
+    let token = |json: &str| {
+        use base64::Engine as _;
+        base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(json)
+    };
+    let no_revision = token(r#"{"v":"meta.k8s.io/v1"}"#);
+    let climbing = token(r#"{"v":"meta.k8s.io/v1","rv":1,"start":"../a"}"#);
+    let invalid_key = "invalid continue token: continue key is not valid: ";
+    for (line, code, message) in [
+        ("GET /healthz/".to_owned(), 404, String::new()),
+        ("GET /metrics/".to_owned(), 404, String::new()),
+        ("GET /openapi/v3/".to_owned(), 404, String::new()),
+        ("GET /index.html".to_owned(), 200, String::new()),
+        ("POST /apis/nope/v1".to_owned(), 404, String::new()),
+        ("DELETE /api/v1".to_owned(), 405, String::new()),
+        ("POST /api/v1/watch/configmaps".to_owned(), 405, String::new()),
+        (
+            format!("GET {MAPS}/none?resourceVersion=-1"),
+            500,
+            r#"resourceVersion: Invalid value: "-1": strconv.ParseUint: parsing "-1": invalid syntax"#.to_owned(),
+        ),
+        (
+            format!("GET {MAPS}?continue={no_revision}"),
+            400,
+            format!("{invalid_key}incorrect encoded start resourceVersion (version meta.k8s.io/v1)"),
+        ),
+        (format!("GET {MAPS}?continue={climbing}"), 400, format!("{invalid_key}../a")),
+        (
+            format!("PATCH {MAPS}/none?fieldManager=a%00b"),
+            422,
+            r#"PatchOptions.meta.k8s.io "" is invalid: fieldManager: Invalid value: "a\x00b": invalid character U+0000 (at position 1)"#.to_owned(),
+        ),
+    ] {
+        let answer = bench.ask(&line, Value::Null).await;
+        assert_eq!(answer.code, code, "{line}");
+        if !message.is_empty() {
+            assert_eq!(answer.message(), message, "{line}");
+        }
+    }
+    bench.end().await;
+}
+
+/// Owners are shown in the order of upstream's fields, and a version with two slashes is none.
+#[tokio::test]
+async fn owners_are_checked_and_shown_as_upstream_does() {
+    let bench = Bench::new();
+    let owner = |name: &str| json!({"apiVersion": "v1", "kind": "Pod", "name": name, "uid": "u", "controller": true});
+    for (owners, expected) in [
+        (
+            json!([owner("a"), owner("b")]),
+            r#"ConfigMap "x" is invalid: metadata.ownerReferences: Invalid value: [{"apiVersion":"v1","kind":"Pod","name":"a","uid":"u","controller":true},{"apiVersion":"v1","kind":"Pod","name":"b","uid":"u","controller":true}]: Only one reference can have Controller set to true. Found "true" in references for Pod/a and Pod/b"#,
+        ),
+        (
+            json!([{"apiVersion": "a/b/c", "kind": "Pod", "name": "a", "uid": "u"}]),
+            r#"ConfigMap "x" is invalid: metadata.ownerReferences.apiVersion: Invalid value: "a/b/c": version must not be empty"#,
+        ),
+    ] {
+        let body = json!({ "metadata": { "name": "x", "ownerReferences": owners } });
+        let answer = bench.ask(&format!("POST {MAPS}"), body).await;
+        assert_eq!((answer.code, &*answer.message()), (422, expected));
+    }
+    bench.end().await;
+}
+
+/// Empty texts count as missing.
+#[tokio::test]
+async fn an_empty_kind_is_the_kind_of_the_path() {
+    let bench = Bench::new();
+    for types in [json!({"kind": ""}), json!({"apiVersion": ""})] {
+        let mut body = json!({ "metadata": { "generateName": "x-" } });
+        body.as_object_mut()
+            .expect("an object")
+            .append(types.clone().as_object_mut().expect("an object"));
+        assert_eq!(bench.ask(&format!("POST {MAPS}"), body).await.code, 201, "{types}");
     }
     bench.end().await;
 }

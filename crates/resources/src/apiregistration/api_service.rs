@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use apiserver::request::RequestContext;
-use apiserver::resource::Examined;
+use apiserver::resource::{Examined, MetadataRules};
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::{
     APIService, APIServiceCondition, APIServiceSpec, ServiceReference,
 };
@@ -36,6 +36,7 @@ pub(crate) static KIND: Kind<APIService> = Kind {
         }),
         // Names follow from the spec: see `own_name_errors`.
         name: names::path_segment,
+        metadata: MetadataRules::Plain,
         unconditional_update: false,
         ..Rules::NONE
     },

@@ -87,13 +87,45 @@ fn to_v1(autoscaler: v2::HorizontalPodAutoscaler) -> v1::HorizontalPodAutoscaler
 
 /// The fields of upstream's structs in their order; two of one struct never stand the other way round.
 const ORDER: &[&str] = &[
-    "type", "Type", "object", "pods", "resource", "containerResource", "external", "status",
-    "lastTransitionTime", "reason", "message", "kind", "name", "apiVersion", "target", "metricName",
-    "metricSelector", "targetValue", "currentValue", "targetAverageUtilization",
-    "currentAverageUtilization", "targetAverageValue", "currentAverageValue", "selector",
-    "averageValue", "container", "matchLabels", "matchExpressions", "key", "operator", "values",
-    "ScaleUp", "ScaleDown", "StabilizationWindowSeconds", "SelectPolicy", "Policies", "Tolerance",
-    "Value", "PeriodSeconds",
+    "type",
+    "Type",
+    "object",
+    "pods",
+    "resource",
+    "containerResource",
+    "external",
+    "status",
+    "lastTransitionTime",
+    "reason",
+    "message",
+    "kind",
+    "name",
+    "apiVersion",
+    "target",
+    "metricName",
+    "metricSelector",
+    "targetValue",
+    "currentValue",
+    "targetAverageUtilization",
+    "currentAverageUtilization",
+    "targetAverageValue",
+    "currentAverageValue",
+    "selector",
+    "averageValue",
+    "container",
+    "matchLabels",
+    "matchExpressions",
+    "key",
+    "operator",
+    "values",
+    "ScaleUp",
+    "ScaleDown",
+    "StabilizationWindowSeconds",
+    "SelectPolicy",
+    "Policies",
+    "Tolerance",
+    "Value",
+    "PeriodSeconds",
 ];
 
 /// JSON with its fields in the order in which Go writes them.
@@ -350,6 +382,21 @@ fn parsed<T: DeserializeOwned>(values: Vec<Value>) -> Vec<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Upstream writes annotations from structs.
+    #[test]
+    fn annotations_are_in_the_order_of_gos_fields() {
+        let condition = json!({"lastTransitionTime": null, "message": "m", "reason": "r", "status": "True", "type": "t"});
+        assert_eq!(
+            in_order(&json!([condition])),
+            r#"[{"type":"t","status":"True","lastTransitionTime":null,"reason":"r","message":"m"}]"#
+        );
+        let metric = json!({"resource": {"targetAverageUtilization": 5, "name": "memory"}, "type": "Resource"});
+        assert_eq!(
+            in_order(&metric),
+            r#"{"type":"Resource","resource":{"name":"memory","targetAverageUtilization":5}}"#
+        );
+    }
 
     #[test]
     fn forms_round_trip() {

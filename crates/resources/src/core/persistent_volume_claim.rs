@@ -191,6 +191,15 @@ mod tests {
 
     use super::*;
 
+    /// Upstream rounds the amounts of all kinds that have resources.
+    #[test]
+    fn amounts_are_kept_in_thousandths() {
+        let requests = json!({"storage": "1n"});
+        let claim = json!({"spec": {"resources": {"requests": requests}}});
+        let found = crate::defaults::tests::defaulted(KIND.default, claim);
+        assert_eq!(found["spec"]["resources"]["requests"]["storage"], "1m");
+    }
+
     #[test]
     fn both_fields_say_where_a_claims_data_comes_from() {
         let check = |is_on: bool, old: Option<Value>, new: Value, expected: Value| {

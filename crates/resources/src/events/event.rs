@@ -9,10 +9,10 @@ use apiserver::resource::{Conversion, MetadataRules};
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::api::events::v1 as events;
 use machinery::object::{Codec, Typed};
-use machinery::{Object, StatusError, Time};
+use machinery::{Object, StatusError, Time, names};
 
 use crate::generic::Hooks;
-use crate::kind::{Fields, Form, Kind, Rules, any_name, as_name, field, wide};
+use crate::kind::{Fields, Form, Kind, Rules, as_name, field, wide};
 use crate::print::since;
 use crate::validate;
 
@@ -25,7 +25,7 @@ pub(crate) fn set_ttl(time: std::time::Duration) {
 }
 
 pub(crate) static CORE: Kind<core::Event> =
-    Kind { rules: Rules { name: any_name, ..RULES }, ..EVENT };
+    Kind { rules: Rules { name: names::path_segment, ..RULES }, ..EVENT };
 
 /// The newer form, which demands more of new objects.
 pub(crate) static KIND: Form<core::Event, events::Event> = Form {
@@ -33,6 +33,7 @@ pub(crate) static KIND: Form<core::Event, events::Event> = Form {
         rules: Rules {
             create: validate::core::new_event,
             update: Some(|new, _| validate::core::event(new)),
+            metadata: MetadataRules::Full,
             ..RULES
         },
         ..EVENT

@@ -204,12 +204,7 @@ fn compare_as<N: Node>(
         Atom::Scalar(_) => leaf(),
         Atom::List(list) => {
             let items = |value: Option<&N>| value.is_some_and(|value| !value.items().is_empty());
-            let is_empty = !(items(before) || items(after));
-            // Go's slices without items are equal, whether they are null or not.
-            if is_empty && before.is_some() && after.is_some() {
-                return Some(Change::No);
-            }
-            if list.elements == Elements::Atomic || is_empty {
+            if list.elements == Elements::Atomic || !(items(before) || items(after)) {
                 return leaf();
             }
             compare_lists(before, after, list, below);
