@@ -166,6 +166,28 @@ macro_rules! spec_and_status {
 }
 pub(crate) use spec_and_status;
 
+/// Like [`spec_and_status`], for kinds whose status is written without their metadata.
+macro_rules! spec_and_bare_status {
+    () => {
+        $crate::kind::Parts {
+            keep_spec: |object, old| {
+                object.spec = old.spec.clone();
+                $crate::kind::keep_metadata(&mut object.metadata, &old.metadata);
+            },
+            ..$crate::kind::spec_and_status!()
+        }
+    };
+}
+pub(crate) use spec_and_bare_status;
+
+/// Upstream: `ResetObjectMetaForStatus`.
+pub(crate) fn keep_metadata(meta: &mut ObjectMeta, old: &ObjectMeta) {
+    meta.labels.clone_from(&old.labels);
+    meta.annotations.clone_from(&old.annotations);
+    meta.finalizers.clone_from(&old.finalizers);
+    meta.owner_references.clone_from(&old.owner_references);
+}
+
 impl<T> Parts<T> {
     /// `status` changes the status alone, everything else all but the status.
     pub(crate) fn prepare_update(&self, ctx: &RequestContext, object: &mut T, old: &T) {

@@ -9,7 +9,7 @@ use machinery::{Object, ObjectMeta, Time};
 use super::store_key;
 use crate::StatusError;
 use crate::request::Key;
-use crate::resource::{MetadataRules, Resource};
+use crate::resource::{MetadataPass, Resource};
 
 /// Maximum size of all annotations of an object. Upstream: 256 KiB.
 const ANNOTATIONS_LIMIT: usize = 256 << 10;
@@ -89,8 +89,10 @@ pub(super) fn check_patched(
         return Ok(());
     }
     let mut errors = FieldErrors::default();
-    // Upstream validates metadata twice on updates.
-    for _ in 0..2 {
+    // Once for all kinds, and in the kind's own validation.
+    let passes = row.strategy.metadata_rules().update;
+    let updates = passes.iter().filter(|pass| **pass == MetadataPass::Update).count();
+    for _ in 0..=updates {
         errors.invalid(&Path::new("metadata").child("uid"), uid, "field is immutable");
     }
     Err(StatusError::invalid(&row.group, &row.kind, &key.name, errors))
@@ -222,7 +224,7 @@ fn validate_common(row: &Resource, meta: &ObjectMeta, path: &Path, errors: &mut 
 
 /// Finalizers without a domain.
 fn validate_domains(row: &Resource, meta: &ObjectMeta, path: &Path, errors: &mut FieldErrors) {
-    if row.custom || row.strategy.metadata_rules() != MetadataRules::Full {
+    if row.custom || !row.strategy.metadata_rules().needs_domains {
         return;
     }
     for (index, name) in meta.finalizers.iter().flatten().enumerate() {
@@ -233,28 +235,47 @@ fn validate_domains(row: &Resource, meta: &ObjectMeta, path: &Path, errors: &mut
     }
 }
 
-/// The errors in the metadata after an update.
+/// The errors in the metadata after an update: those that are reported for all kinds, then those of the kind.
 pub(super) fn validate_update(
     row: &Resource,
+    subresource: &str,
     object: &dyn Object,
     old: &dyn Object,
 ) -> FieldErrors {
     let mut errors = FieldErrors::default();
     let path = Path::new("metadata");
-    let (meta, before) = (object.meta(), old.meta());
+    let meta = object.meta();
+    validate_maps(meta, &path, &mut errors);
+    validate_owners(meta, &path, &mut errors);
+    validate_finalizers(meta, &path, &mut errors);
+    validate_change(meta, old.meta(), &path, &mut errors);
+    let rules = row.strategy.metadata_rules();
+    for pass in if subresource.is_empty() { rules.update } else { rules.part } {
+        match pass {
+            MetadataPass::Whole => validate_common(row, meta, &path, &mut errors),
+            MetadataPass::Update => {
+                validate_change(meta, old.meta(), &path, &mut errors);
+                validate_domains(row, meta, &path, &mut errors);
+            }
+        }
+    }
+    errors
+}
+
+/// Upstream: `ValidateObjectMetaAccessorUpdate`.
+fn validate_change(meta: &ObjectMeta, before: &ObjectMeta, path: &Path, errors: &mut FieldErrors) {
     if before.deletion_timestamp.is_some() {
         let had = before.finalizers.as_deref().unwrap_or_default();
         let has = meta.finalizers.as_deref().unwrap_or_default();
-        let added: Vec<&String> = has.iter().filter(|one| !had.contains(one)).collect();
+        let mut added: Vec<&String> = has.iter().filter(|one| !had.contains(one)).collect();
+        added.sort_unstable();
+        added.dedup();
         if !added.is_empty() {
             let detail = format!(
                 "no new finalizers can be added if the object is being deleted, found new finalizers {}",
                 go_strings(&added)
             );
-            // As for uids, upstream validates twice.
-            for _ in 0..2 {
-                errors.forbidden(&path.child("finalizers"), &detail);
-            }
+            errors.forbidden(&path.child("finalizers"), &detail);
         }
     }
     for (name, now, then) in
@@ -264,10 +285,8 @@ pub(super) fn validate_update(
             errors.invalid(&path.child(name), now, "field is immutable");
         }
     }
-    validate_common(row, meta, &path, &mut errors);
-    // And once more, like the rest above.
-    validate_domains(row, meta, &path, &mut errors);
-    errors
+    validate_maps(meta, path, errors);
+    validate_owners(meta, path, errors);
 }
 
 /// `[]string{"a", "b"}`, upstream's format of lists.
@@ -360,5 +379,62 @@ pub(super) fn check_new_version(object: &dyn Object) -> Result<(), StatusError> 
             "resourceVersion should not be set on objects to be created",
         )
         .without_details()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use k8s_openapi::api::core::v1::ConfigMap;
+
+    use super::*;
+    use crate::resource::{MetadataRules, Strategy};
+
+    struct With(MetadataRules);
+
+    impl Strategy for With {
+        fn metadata_rules(&self) -> MetadataRules {
+            self.0
+        }
+    }
+
+    /// L: labels, A: annotations, F: finalizers, d: a finalizer without a domain, N: a new finalizer.
+    fn reported(rules: MetadataRules, subresource: &str, deletes: bool) -> String {
+        let mut row = crate::testing::row::<ConfigMap>("configmaps", &[], true);
+        row.strategy = Arc::new(With(rules));
+        let mut old = ConfigMap::default();
+        old.metadata.name = Some("a".into());
+        old.metadata.deletion_timestamp = deletes.then(|| Time(base::clock::now_seconds()));
+        let mut new = old.clone();
+        let bad = || Some([("a b".to_owned(), "c".to_owned())].into());
+        (new.metadata.labels, new.metadata.annotations) = (bad(), bad());
+        new.metadata.finalizers = Some(vec!["a.b/c d".into(), "plain".into()]);
+        let errors = validate_update(&row, subresource, &new, &old);
+        let letter = |error: &machinery::field::FieldError| match &*error.field {
+            "metadata.labels" => 'L',
+            "metadata.annotations" => 'A',
+            "metadata.finalizers" if error.message.starts_with("Forbidden") => 'N',
+            "metadata.finalizers" => 'F',
+            "metadata.finalizers[1]" => 'd',
+            other => panic!("{other}"),
+        };
+        errors.0.iter().map(letter).collect()
+    }
+
+    #[test]
+    fn updates_report_errors_as_often_as_upstream() {
+        for (rules, expected) in [
+            (MetadataRules::FULL, "LAFLALAd"),
+            (MetadataRules::PLAIN, "LAFLALA"),
+            (MetadataRules::NONE, "LAFLA"),
+            (MetadataRules::WHOLE, "LAFLALAFd"),
+            (MetadataRules::WHOLE_AND_UPDATE, "LAFLALAFdLAd"),
+            (MetadataRules::UPDATE_AND_WHOLE, "LAFLALAdLAFd"),
+        ] {
+            assert_eq!(reported(rules, "", false), expected, "{rules:?}");
+        }
+        assert_eq!(reported(MetadataRules::WHOLE, "status", false), "LAFLALAd");
+        assert_eq!(reported(MetadataRules::FULL, "", true), "LAFNLANLAd");
     }
 }

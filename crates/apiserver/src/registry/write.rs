@@ -131,7 +131,7 @@ impl Registry {
         let examined = Examined::new(&*object);
         let mut errors = strategy.validate(&examined);
         errors = match (strategy.metadata_rules(), errors.is_empty()) {
-            (MetadataRules::Last, false) => errors,
+            (MetadataRules { last: true, .. }, false) => errors,
             _ => {
                 let mut all = metadata::validate_new(row, &*object);
                 all.append(std::mem::take(&mut errors));
@@ -308,7 +308,7 @@ impl Registry {
         if wish && strategy.bumps_generation(object, old) {
             object.meta_mut().generation = Some(old.meta().generation.unwrap_or_default() + 1);
         }
-        let mut errors = metadata::validate_update(row, object, old);
+        let mut errors = metadata::validate_update(row, &ctx.subresource, object, old);
         let owners = [&mut *object, old].map(|one| one.meta_mut().managed_fields.take());
         let (examined, before) = (Examined::new(object), Examined::new(old));
         errors.append(strategy.validate_update(ctx, &examined, &before));

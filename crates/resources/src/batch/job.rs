@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use apiserver::request::RequestContext;
+use apiserver::resource::MetadataRules;
 use k8s_openapi::api::batch::v1::{Job, JobSpec};
 use k8s_openapi::api::core::v1::Container;
 use machinery::Object;
@@ -26,7 +27,12 @@ pub(crate) static KIND: Kind<Job> = Kind {
         let old = old.and_then(|old| old.spec.as_ref()).map(|spec| &spec.template);
         close_template(new.spec.as_mut().map(|spec| &mut spec.template), old);
     },
-    rules: Rules { create: batch::job, update: Some(batch::job_update), ..Rules::NONE },
+    rules: Rules {
+        create: batch::job,
+        update: Some(batch::job_update),
+        metadata: MetadataRules::WHOLE_AND_UPDATE,
+        ..Rules::NONE
+    },
     warnings: Some(|at, out| warnings::hostname(at, "spec.template", out)),
     // Upstream keeps pods of a Job that an old client deletes without saying how.
     orphans: true,

@@ -1,5 +1,6 @@
 //! Endpoints: the addresses behind a Service, all in one object.
 
+use apiserver::resource::MetadataRules;
 use k8s_openapi::api::core::v1::Endpoints;
 
 use crate::defaults::fill;
@@ -21,6 +22,7 @@ pub(crate) static KIND: Kind<Endpoints> = Kind {
         create: core::endpoints,
         update: Some(core::endpoints_update),
         create_on_update: true,
+        metadata: MetadataRules::UPDATE_AND_WHOLE,
         ..Rules::NONE
     },
     deprecation: "v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice",

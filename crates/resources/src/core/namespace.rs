@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use apiserver::request::RequestContext;
-use apiserver::resource::Behaviour;
+use apiserver::resource::{Behaviour, MetadataRules};
 use k8s_openapi::api::core::v1::{Namespace, NamespaceSpec, NamespaceStatus};
 use machinery::{Object, names};
 
@@ -41,6 +41,7 @@ pub(crate) static KIND: Kind<Namespace> = Kind {
         update: Some(core::unchecked),
         parts: &[("finalize", core::namespace_finalize)],
         name: names::dns1123_label,
+        metadata: MetadataRules::WHOLE_AND_UPDATE,
         ..Rules::NONE
     },
     returns_deleted: true,

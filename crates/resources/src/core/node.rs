@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use apiserver::request::RequestContext;
+use apiserver::resource::MetadataRules;
 use k8s_openapi::api::core::v1::{Node, NodeSpec, NodeSystemInfo};
 use release::features::Feature;
 
@@ -32,7 +33,12 @@ pub(crate) static KIND: Kind<Node> = Kind {
     ],
     default,
     gated: |new, old| close(GATED, new, old),
-    rules: Rules { create: core::node, update: Some(core::node_update), ..Rules::NONE },
+    rules: Rules {
+        create: core::node,
+        update: Some(core::node_update),
+        metadata: MetadataRules::WHOLE_AND_UPDATE,
+        ..Rules::NONE
+    },
     columns: &[
         name(),
         text("Status", "string", "The status of the node", |node| state(node).into()),

@@ -1,5 +1,6 @@
 //! PersistentVolume: a volume that claims may have.
 
+use apiserver::resource::{MetadataPass, MetadataRules};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeStatus};
 use machinery::field::Path;
 use machinery::names;
@@ -12,12 +13,15 @@ use crate::validate::at::At;
 use crate::validate::storage::access_modes;
 use crate::validate::{internal, pod, quantity, volumes, warnings};
 
+const METADATA: MetadataRules =
+    MetadataRules { update: &[MetadataPass::Whole, MetadataPass::Whole], ..MetadataRules::FULL };
+
 pub(crate) static KIND: Kind<PersistentVolume> = Kind {
     short: &["pv"],
     subresources: &[STATUS],
     default,
     parts: Some(spec_and_status!()),
-    rules: Rules { create: volume, update: Some(volume_update), ..Rules::NONE },
+    rules: Rules { create: volume, update: Some(volume_update), metadata: METADATA, ..Rules::NONE },
     warnings: Some(warnings::volume),
     returns_deleted: true,
     columns: &[

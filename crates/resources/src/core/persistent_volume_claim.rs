@@ -1,5 +1,6 @@
 //! PersistentVolumeClaim: a claim to a volume.
 
+use apiserver::resource::MetadataRules;
 use k8s_openapi::api::core::v1::{
     PersistentVolumeClaim, TypedLocalObjectReference, TypedObjectReference,
 };
@@ -24,7 +25,12 @@ pub(crate) static KIND: Kind<PersistentVolumeClaim> = Kind {
     },
     parts: Some(spec_and_status!()),
     gated: close_sources,
-    rules: Rules { create: claim, update: Some(claim_update), ..Rules::NONE },
+    rules: Rules {
+        create: claim,
+        update: Some(claim_update),
+        metadata: MetadataRules::UPDATE_AND_WHOLE,
+        ..Rules::NONE
+    },
     warnings: Some(|at, out| warnings::claim(&at.get("spec"), out)),
     returns_deleted: true,
     columns: &[

@@ -1,5 +1,6 @@
 //! Secret: settings that not everybody may read.
 
+use apiserver::resource::MetadataRules;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 
@@ -17,7 +18,12 @@ pub(crate) static KIND: Kind<Secret> = Kind {
         }
         secret.data.take_if(|data| data.is_empty());
     },
-    rules: Rules { create: core::secret, update: Some(core::secret_update), ..Rules::NONE },
+    rules: Rules {
+        create: core::secret,
+        update: Some(core::secret_update),
+        metadata: MetadataRules::UPDATE_AND_WHOLE,
+        ..Rules::NONE
+    },
     warnings: Some(warnings::secret),
     columns: &[
         name(),

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 
+use apiserver::resource::MetadataRules;
 use k8s_openapi::api::discovery::v1::{EndpointPort, EndpointSlice};
 use machinery::names;
 
@@ -26,7 +27,12 @@ pub(crate) static KIND: Kind<EndpointSlice> = Kind {
     gated: |new, _| {
         new.endpoints.take_if(|endpoints| endpoints.is_empty());
     },
-    rules: Rules { create: endpoint_slice, update: Some(endpoint_slice_update), ..Rules::NONE },
+    rules: Rules {
+        create: endpoint_slice,
+        update: Some(endpoint_slice_update),
+        metadata: MetadataRules::WHOLE,
+        ..Rules::NONE
+    },
     columns: &[
         name(),
         field("AddressType", "string", "api.discovery.v1.EndpointSlice.addressType", |slice| {

@@ -1,10 +1,11 @@
 //! PriorityLevelConfiguration: how many requests of a level run at once, and how the rest wait.
 
+use apiserver::resource::MetadataRules;
 use k8s_openapi::api::flowcontrol::v1::{PriorityLevelConfiguration, QueuingConfiguration};
 use serde_json::{Value, json};
 
 use crate::defaults::fill_number;
-use crate::kind::{Kind, Rules, STATUS, age, field, name, spec_and_status};
+use crate::kind::{Kind, Rules, STATUS, age, field, name, spec_and_bare_status};
 use crate::validate::at::At;
 use crate::validate::internal;
 
@@ -13,9 +14,9 @@ const SHARES: i32 = 30;
 pub(crate) static KIND: Kind<PriorityLevelConfiguration> = Kind {
     subresources: &[STATUS],
     default,
-    parts: Some(spec_and_status!()),
+    parts: Some(spec_and_bare_status!()),
     generation: Some(|new, old| new.spec != old.spec),
-    rules: Rules { create: level, ..Rules::NONE },
+    rules: Rules { create: level, metadata: MetadataRules::WHOLE, ..Rules::NONE },
     columns: &[
         name(),
         field(

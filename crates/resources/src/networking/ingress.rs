@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use apiserver::resource::MetadataRules;
 use k8s_openapi::api::networking::v1::{Ingress, IngressRule};
 use machinery::field::Path;
 use machinery::names;
@@ -18,7 +19,12 @@ pub(crate) static KIND: Kind<Ingress> = Kind {
     subresources: &[STATUS],
     parts: Some(spec_and_status!()),
     generation: Some(|new, old| new.spec != old.spec),
-    rules: Rules { create: ingress, update: Some(ingress_update), ..Rules::NONE },
+    rules: Rules {
+        create: ingress,
+        update: Some(ingress_update),
+        metadata: MetadataRules::UPDATE_AND_WHOLE,
+        ..Rules::NONE
+    },
     warnings: Some(warnings::ingress),
     columns: &[
         name(),

@@ -14,7 +14,7 @@ pub(crate) static KIND: Kind<RuntimeClass> = Kind {
     rules: Rules {
         create: runtime_class,
         update: Some(runtime_class_update),
-        metadata: MetadataRules::Plain,
+        metadata: MetadataRules { needs_domains: false, ..MetadataRules::WHOLE_AND_UPDATE },
         create_on_update: true,
         unconditional_update: false,
         ..Rules::NONE

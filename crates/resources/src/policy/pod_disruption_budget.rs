@@ -17,7 +17,7 @@ pub(crate) static KIND: Kind<PodDisruptionBudget> = Kind {
     rules: Rules {
         create: disruption_budget,
         parts: &[("status", disruption_budget_status)],
-        metadata: MetadataRules::Last,
+        metadata: MetadataRules::NONE,
         unconditional_update: false,
         ..Rules::NONE
     },

@@ -1,5 +1,6 @@
 //! CSIStorageCapacity: how much room a driver has for a class in a part of the cluster.
 
+use apiserver::resource::MetadataRules;
 use k8s_openapi::api::storage::v1::CSIStorageCapacity;
 use machinery::names;
 
@@ -12,6 +13,7 @@ pub(crate) static KIND: Kind<CSIStorageCapacity> = Kind {
         create: storage_capacity,
         update: Some(storage_capacity_update),
         unconditional_update: false,
+        metadata: MetadataRules::WHOLE_AND_UPDATE,
         ..Rules::NONE
     },
     ..Kind::BASE

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 
+use apiserver::resource::MetadataRules;
 use k8s_openapi::api::storage::v1::StorageClass;
 use machinery::{Object, names};
 
@@ -18,7 +19,12 @@ pub(crate) static KIND: Kind<StorageClass> = Kind {
         class.reclaim_policy.get_or_insert_with(|| "Delete".into());
         class.volume_binding_mode.get_or_insert_with(|| "Immediate".into());
     },
-    rules: Rules { create: storage_class, update: Some(storage_class_update), ..Rules::NONE },
+    rules: Rules {
+        create: storage_class,
+        update: Some(storage_class_update),
+        metadata: MetadataRules::WHOLE_AND_UPDATE,
+        ..Rules::NONE
+    },
     warnings: Some(warnings::storage_class),
     columns: &[
         named(|class| {

@@ -1,19 +1,21 @@
 //! VolumeAttachment: a volume that is, or shall be, attached to a node.
 
+use apiserver::resource::MetadataRules;
 use k8s_openapi::api::storage::v1::VolumeAttachment;
 use machinery::names;
 
-use crate::kind::{Kind, Rules, STATUS, age, as_name, field, name, spec_and_status};
+use crate::kind::{Kind, Rules, STATUS, age, as_name, field, name, spec_and_bare_status};
 use crate::validate::at::At;
 use crate::validate::volumes;
 
 pub(crate) static KIND: Kind<VolumeAttachment> = Kind {
     subresources: &[STATUS],
-    parts: Some(spec_and_status!()),
+    parts: Some(spec_and_bare_status!()),
     rules: Rules {
         create: attachment,
         update: Some(attachment_update),
         unconditional_update: false,
+        metadata: MetadataRules::WHOLE,
         ..Rules::NONE
     },
     columns: &[
