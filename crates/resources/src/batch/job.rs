@@ -15,7 +15,7 @@ use crate::gated::close_template;
 use crate::generic::Hooks;
 use crate::kind::{Fields, Kind, Rules, STATUS, age, field, name, spec_and_status, text, wide};
 use crate::print::{human_duration, images, names, selector};
-use crate::validate::{batch, warnings};
+use crate::validate::{batch, status, warnings};
 
 pub(crate) static KIND: Kind<Job> = Kind {
     categories: &["all"],
@@ -30,6 +30,7 @@ pub(crate) static KIND: Kind<Job> = Kind {
     rules: Rules {
         create: batch::job,
         update: Some(batch::job_update),
+        parts: &[("status", status::job)],
         metadata: MetadataRules::WHOLE_AND_UPDATE,
         ..Rules::NONE
     },

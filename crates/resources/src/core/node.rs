@@ -36,6 +36,7 @@ pub(crate) static KIND: Kind<Node> = Kind {
     rules: Rules {
         create: core::node,
         update: Some(core::node_update),
+        parts: &[("status", core::node_status)],
         metadata: MetadataRules::WHOLE_AND_UPDATE,
         ..Rules::NONE
     },

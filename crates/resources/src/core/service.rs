@@ -71,6 +71,7 @@ pub(crate) static KIND: Kind<Service> = Kind {
     rules: Rules {
         create: validate::service::create,
         update: Some(validate::service::update),
+        parts: &[("status", validate::status::service)],
         name: validate::service::name,
         create_on_update: true,
         ..Rules::NONE

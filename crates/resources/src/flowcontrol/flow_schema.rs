@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::defaults::fill_number;
 use crate::kind::{Kind, Rules, STATUS, age, field, name, spec_and_bare_status, text};
 use crate::validate::at::At;
-use crate::validate::internal;
+use crate::validate::{internal, status};
 
 const PRECEDENCE: i32 = 1000;
 
@@ -20,7 +20,12 @@ pub(crate) static KIND: Kind<FlowSchema> = Kind {
     },
     parts: Some(spec_and_bare_status!()),
     generation: Some(|new, old| new.spec != old.spec),
-    rules: Rules { create: schema, metadata: MetadataRules::WHOLE, ..Rules::NONE },
+    rules: Rules {
+        create: schema,
+        parts: &[("status", status::conditions_of_flows)],
+        metadata: MetadataRules::WHOLE,
+        ..Rules::NONE
+    },
     columns: &[
         name(),
         field(

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::defaults::fill_number;
 use crate::kind::{Kind, Rules, STATUS, age, field, name, spec_and_bare_status};
 use crate::validate::at::At;
-use crate::validate::internal;
+use crate::validate::{internal, status};
 
 const SHARES: i32 = 30;
 
@@ -16,7 +16,12 @@ pub(crate) static KIND: Kind<PriorityLevelConfiguration> = Kind {
     default,
     parts: Some(spec_and_bare_status!()),
     generation: Some(|new, old| new.spec != old.spec),
-    rules: Rules { create: level, metadata: MetadataRules::WHOLE, ..Rules::NONE },
+    rules: Rules {
+        create: level,
+        parts: &[("status", status::conditions_of_flows)],
+        metadata: MetadataRules::WHOLE,
+        ..Rules::NONE
+    },
     columns: &[
         name(),
         field(

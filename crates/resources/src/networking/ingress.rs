@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::typed_reference;
 use crate::kind::{Kind, Rules, STATUS, age, name, spec_and_status, text};
 use crate::validate::at::At;
-use crate::validate::{ip, warnings};
+use crate::validate::{ip, status, warnings};
 
 pub(crate) static KIND: Kind<Ingress> = Kind {
     short: &["ing"],
@@ -22,6 +22,7 @@ pub(crate) static KIND: Kind<Ingress> = Kind {
     rules: Rules {
         create: ingress,
         update: Some(ingress_update),
+        parts: &[("status", status::ingress)],
         metadata: MetadataRules::UPDATE_AND_WHOLE,
         ..Rules::NONE
     },
