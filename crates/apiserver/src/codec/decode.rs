@@ -175,7 +175,12 @@ pub(crate) fn patched_misfit(
     let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
     let definition = schemas.definition_name(group, version, kind);
     let explained = definition.and_then(|name| explain(reader, json, &name, schemas));
-    explained.unwrap_or_else(|| plain(error))
+    explained.unwrap_or_else(|| match plain(error) {
+        why if reader == Reader::Tree && why.starts_with("illegal base64") => {
+            format!("error decoding from json: {why}")
+        }
+        why => why,
+    })
 }
 
 /// The decoder's own message.
