@@ -36,6 +36,23 @@ impl<'a> Tree<'a> {
         Some(&fields[at].1)
     }
 
+    /// Without the fields that a new object of a Go type has, too: nulls and empty lists, but not those in items
+    /// of lists.
+    pub fn without_unset(mut self) -> Self {
+        if let Self::Map(fields) = &mut self {
+            let is_set = |value: &Self| match value {
+                Self::Null => false,
+                Self::List(items) => !items.is_empty(),
+                _ => true,
+            };
+            fields.retain(|(_, value)| is_set(value));
+            for (_, value) in fields {
+                *value = std::mem::replace(value, Self::Null).without_unset();
+            }
+        }
+        self
+    }
+
     pub fn to_value(&self) -> Value {
         match self {
             Self::Null => Value::Null,
@@ -141,6 +158,13 @@ mod tests {
         for wrong in ["", "{", "[1,]", "{\"a\":1,}", "nul", "1e999", "\"\\ud800\"", "[] []"] {
             assert!(Tree::parse(wrong.as_bytes()).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn what_a_new_object_has_can_be_left_out() {
+        let json = r#"{"a":null,"b":[],"c":{"d":[],"e":{}},"f":[{"g":null}]}"#;
+        let tree = Tree::parse(json.as_bytes()).expect("JSON").without_unset();
+        assert_eq!(tree.to_value().to_string(), r#"{"c":{"e":{}},"f":[{"g":null}]}"#);
     }
 
     #[test]
