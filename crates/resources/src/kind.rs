@@ -53,6 +53,10 @@ pub(crate) struct Kind<T: 'static> {
     pub(crate) rules: Rules,
     /// What is allowed, and unwise.
     pub(crate) warnings: Option<Warn>,
+    /// Which updates get these warnings, too.
+    pub(crate) warns_on_update: Updates,
+    /// Warnings of a new status.
+    pub(crate) status_warnings: Option<Warn>,
     /// Told in answer to every request; empty where nothing is deprecated.
     pub(crate) deprecation: &'static str,
     /// The group that refusals name, when that is not the kind's.
@@ -94,6 +98,8 @@ impl<T: Object> Kind<T> {
         gated: |_, _| {},
         rules: Rules::NONE,
         warnings: None,
+        warns_on_update: Updates::OfBody,
+        status_warnings: None,
         deprecation: "",
         error_group: None,
         annotation_of_whole_objects: None,
@@ -106,6 +112,15 @@ impl<T: Object> Kind<T> {
         unknown_field: None,
         hooks: |_| Arc::new(NoHooks),
     };
+}
+
+/// Which updates of an object, its status apart.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Updates {
+    None,
+    /// Those that change the spec, or the fields that a kind has in its place.
+    OfBody,
+    All,
 }
 
 /// What a kind demands of its objects.

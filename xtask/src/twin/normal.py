@@ -27,6 +27,8 @@ TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d+)?(?:Z| \+0000 UTC)
 SCHEME = re.compile(r'(in scheme \\*")[^"\\]*')
 # Bindings of cases that just end name roles that are gone.
 MISSING_ROLES = re.compile(r"(: |\n)RBAC: .*not found\]?")
+# Fields of maps whose keys are names of resources.
+AMOUNTS = re.compile(r"(\.(limits|requests|capacity|allocatable|hard|used|podFixed|default|defaultRequest|max|min|maxLimitRequestRatio))\..*")
 NODE_PORT = re.compile(r"\b3[0-2]\d{3}\b")
 SERVICE_IP = re.compile(r"\b10\.43\.\d+\.\d+\b")
 REVISIONS = [
@@ -161,7 +163,8 @@ def field_of(cause, is_custom=False):
     # The keys of a map come in random order; properties of a custom resource are one.
     if is_custom:
         return ""
-    return re.sub(r"\[.*", "", cause.get("field", "")) if isinstance(cause, dict) else ""
+    field = cause.get("field", "") if isinstance(cause, dict) else ""
+    return AMOUNTS.sub(r"\1", re.sub(r"\[(?!\d+\]).*", "", field))
 
 
 def difference(theirs, ours, path=""):

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::{access_modes_cell, podspec};
 use crate::defaults::fill;
-use crate::kind::{Kind, Rules, STATUS, age, field, name, spec_and_status, text, wide};
+use crate::kind::{Kind, Rules, STATUS, Updates, age, field, name, spec_and_status, text, wide};
 use crate::validate::at::At;
 use crate::validate::storage::access_modes;
 use crate::validate::{internal, pod, quantity, volumes, warnings};
@@ -23,6 +23,7 @@ pub(crate) static KIND: Kind<PersistentVolume> = Kind {
     parts: Some(spec_and_status!()),
     rules: Rules { create: volume, update: Some(volume_update), metadata: METADATA, ..Rules::NONE },
     warnings: Some(warnings::volume),
+    warns_on_update: Updates::All,
     returns_deleted: true,
     columns: &[
         name(),

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::access_modes_cell;
 use crate::defaults::fill;
-use crate::kind::{Kind, Rules, STATUS, age, field, name, spec_and_status, text, wide};
+use crate::kind::{Kind, Rules, STATUS, Updates, age, field, name, spec_and_status, text, wide};
 use crate::validate::at::At;
 use crate::validate::storage::claim_spec;
 use crate::validate::{internal, quantity, warnings};
@@ -32,6 +32,7 @@ pub(crate) static KIND: Kind<PersistentVolumeClaim> = Kind {
         ..Rules::NONE
     },
     warnings: Some(|at, out| warnings::claim(&at.get("spec"), out)),
+    warns_on_update: Updates::All,
     returns_deleted: true,
     columns: &[
         name(),

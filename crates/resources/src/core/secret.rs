@@ -5,7 +5,7 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 
 use crate::defaults::fill;
-use crate::kind::{Fields, Kind, Rules, age, field, name};
+use crate::kind::{Fields, Kind, Rules, Updates, age, field, name};
 use crate::validate::{core, warnings};
 
 pub(crate) static KIND: Kind<Secret> = Kind {
@@ -25,6 +25,7 @@ pub(crate) static KIND: Kind<Secret> = Kind {
         ..Rules::NONE
     },
     warnings: Some(warnings::secret),
+    warns_on_update: Updates::All,
     columns: &[
         name(),
         field("Type", "string", "api.core.v1.Secret.type", |secret| secret.type_.clone().into()),

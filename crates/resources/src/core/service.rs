@@ -77,6 +77,7 @@ pub(crate) static KIND: Kind<Service> = Kind {
         ..Rules::NONE
     },
     warnings: Some(validate::warnings::service),
+    status_warnings: Some(validate::warnings::addresses::load_balancer),
     returns_deleted: true,
     columns: &[
         name(),

@@ -3,7 +3,8 @@
 use apiserver::resource::{Behaviour, MetadataRules};
 use k8s_openapi::api::core::v1::ServiceAccount;
 
-use crate::kind::{Kind, Made, Rules, Sub, age, name};
+use crate::kind::{Kind, Made, Rules, Sub, Updates, age, name};
+use crate::validate::warnings;
 
 pub(crate) static KIND: Kind<ServiceAccount> = Kind {
     short: &["sa"],
@@ -19,6 +20,8 @@ pub(crate) static KIND: Kind<ServiceAccount> = Kind {
     },
     rules: Rules { metadata: MetadataRules::UPDATE_AND_WHOLE, ..Rules::NONE },
     returns_deleted: true,
+    warnings: Some(warnings::kinds::service_account),
+    warns_on_update: Updates::All,
     columns: &[name(), age()],
     ..Kind::BASE
 };

@@ -7,10 +7,10 @@ use k8s_openapi::api::discovery::v1::{EndpointPort, EndpointSlice};
 use machinery::names;
 
 use crate::defaults::fill;
-use crate::kind::{Kind, Rules, age, field, name};
+use crate::kind::{Kind, Rules, Updates, age, field, name};
 use crate::print::first_three;
 use crate::validate::at::At;
-use crate::validate::ip;
+use crate::validate::{ip, warnings};
 
 pub(crate) static KIND: Kind<EndpointSlice> = Kind {
     default: |slice| {
@@ -33,6 +33,8 @@ pub(crate) static KIND: Kind<EndpointSlice> = Kind {
         metadata: MetadataRules::WHOLE,
         ..Rules::NONE
     },
+    warnings: Some(warnings::addresses::endpoint_slice),
+    warns_on_update: Updates::All,
     columns: &[
         name(),
         field("AddressType", "string", "api.discovery.v1.EndpointSlice.addressType", |slice| {

@@ -9,7 +9,7 @@ use machinery::names;
 use serde_json::Value;
 
 use super::typed_reference;
-use crate::kind::{Kind, Rules, STATUS, age, name, spec_and_status, text};
+use crate::kind::{Kind, Rules, STATUS, Updates, age, name, spec_and_status, text};
 use crate::validate::at::At;
 use crate::validate::{ip, status, warnings};
 
@@ -27,6 +27,8 @@ pub(crate) static KIND: Kind<Ingress> = Kind {
         ..Rules::NONE
     },
     warnings: Some(warnings::ingress),
+    status_warnings: Some(warnings::addresses::load_balancer),
+    warns_on_update: Updates::None,
     columns: &[
         name(),
         text(

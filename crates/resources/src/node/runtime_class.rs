@@ -6,9 +6,9 @@ use apiserver::resource::MetadataRules;
 use k8s_openapi::api::node::v1::RuntimeClass;
 use machinery::names;
 
-use crate::kind::{Kind, Rules, age, name, text};
+use crate::kind::{Kind, Rules, Updates, age, name, text};
 use crate::validate::at::At;
-use crate::validate::{internal, pod};
+use crate::validate::{internal, pod, warnings};
 
 pub(crate) static KIND: Kind<RuntimeClass> = Kind {
     rules: Rules {
@@ -19,6 +19,8 @@ pub(crate) static KIND: Kind<RuntimeClass> = Kind {
         unconditional_update: false,
         ..Rules::NONE
     },
+    warnings: Some(warnings::kinds::runtime_class),
+    warns_on_update: Updates::All,
     columns: &[name(), text("Handler", "string", "", |class| class.handler.clone().into()), age()],
     ..Kind::BASE
 };

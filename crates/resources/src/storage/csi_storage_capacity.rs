@@ -4,9 +4,9 @@ use apiserver::resource::MetadataRules;
 use k8s_openapi::api::storage::v1::CSIStorageCapacity;
 use machinery::names;
 
-use crate::kind::{Kind, Rules};
+use crate::kind::{Kind, Rules, Updates};
 use crate::validate::at::At;
-use crate::validate::quantity;
+use crate::validate::{quantity, warnings};
 
 pub(crate) static KIND: Kind<CSIStorageCapacity> = Kind {
     rules: Rules {
@@ -16,6 +16,8 @@ pub(crate) static KIND: Kind<CSIStorageCapacity> = Kind {
         metadata: MetadataRules::WHOLE_AND_UPDATE,
         ..Rules::NONE
     },
+    warnings: Some(warnings::kinds::storage_capacity),
+    warns_on_update: Updates::All,
     ..Kind::BASE
 };
 

@@ -7,7 +7,7 @@ use k8s_openapi::api::storage::v1::StorageClass;
 use machinery::{Object, names};
 
 use super::{parameters, provisioner};
-use crate::kind::{Kind, Rules, age, field, named};
+use crate::kind::{Kind, Rules, Updates, age, field, named};
 use crate::validate::at::At;
 use crate::validate::warnings;
 
@@ -26,6 +26,7 @@ pub(crate) static KIND: Kind<StorageClass> = Kind {
         ..Rules::NONE
     },
     warnings: Some(warnings::storage_class),
+    warns_on_update: Updates::All,
     columns: &[
         named(|class| {
             let note = class.metadata.annotations.as_ref().and_then(|map| map.get(IS_DEFAULT));

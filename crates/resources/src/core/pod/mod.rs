@@ -14,7 +14,7 @@ use super::{app_armor, podspec};
 use crate::connect::{PROXY_VERBS, Target, to};
 use crate::gated::{Gated, POD_SPEC, any, close_part, gated, taken};
 use crate::generic::Hooks;
-use crate::kind::{Fields, Kind, Made, Rules, STATUS, Sub, part};
+use crate::kind::{Fields, Kind, Made, Rules, STATUS, Sub, Updates, part};
 use crate::validate::{self, podupdate, warnings};
 
 pub(crate) mod actions;
@@ -88,7 +88,9 @@ pub(crate) static KIND: Kind<Pod> = Kind {
         metadata: MetadataRules::UPDATE_AND_WHOLE,
         ..Rules::NONE
     },
-    warnings: Some(warnings::template),
+    warnings: Some(warnings::pod),
+    warns_on_update: Updates::None,
+    status_warnings: Some(warnings::addresses::pod_status),
     returns_deleted: true,
     columns: print::COLUMNS,
     row_conditions: print::row_conditions,
