@@ -150,7 +150,7 @@ impl Rules {
         parts: &[],
         typed: None,
         name: names::dns1123_subdomain,
-        metadata: MetadataRules::Full,
+        metadata: MetadataRules::FULL,
         create_on_update: false,
         unconditional_update: true,
     };
