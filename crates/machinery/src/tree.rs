@@ -36,21 +36,24 @@ impl<'a> Tree<'a> {
         Some(&fields[at].1)
     }
 
-    /// Without the fields that a new object of a Go type has, too: nulls and empty lists, but not those in items
-    /// of lists.
+    /// Without the fields that a new object of a Go type has, too: nulls, empty lists, and maps of nothing else,
+    /// but not those in items of lists.
     pub fn without_unset(mut self) -> Self {
-        if let Self::Map(fields) = &mut self {
-            let is_set = |value: &Self| match value {
-                Self::Null => false,
-                Self::List(items) => !items.is_empty(),
-                _ => true,
-            };
-            fields.retain(|(_, value)| is_set(value));
-            for (_, value) in fields {
-                *value = std::mem::replace(value, Self::Null).without_unset();
-            }
-        }
+        self.leave_out_unset();
         self
+    }
+
+    /// Returns whether anything is left.
+    fn leave_out_unset(&mut self) -> bool {
+        match self {
+            Self::Null => false,
+            Self::List(items) => !items.is_empty(),
+            Self::Map(fields) if !fields.is_empty() => {
+                fields.retain_mut(|(_, value)| value.leave_out_unset());
+                !fields.is_empty()
+            }
+            _ => true,
+        }
     }
 
     pub fn to_value(&self) -> Value {
@@ -162,7 +165,7 @@ mod tests {
 
     #[test]
     fn what_a_new_object_has_can_be_left_out() {
-        let json = r#"{"a":null,"b":[],"c":{"d":[],"e":{}},"f":[{"g":null}]}"#;
+        let json = r#"{"a":null,"b":[],"c":{"d":[],"e":{}},"f":[{"g":null}],"h":{"i":[]}}"#;
         let tree = Tree::parse(json.as_bytes()).expect("JSON").without_unset();
         assert_eq!(tree.to_value().to_string(), r#"{"c":{"e":{}},"f":[{"g":null}]}"#);
     }
