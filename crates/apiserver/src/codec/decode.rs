@@ -183,6 +183,16 @@ pub(crate) fn patched_misfit(
     })
 }
 
+/// Why JSON is not of a type that all kinds share.
+pub(crate) fn shared_misfit(
+    json: &[u8],
+    definition: &str,
+    schemas: &dyn SchemaSource,
+    error: &serde_json::Error,
+) -> String {
+    explain(Reader::Json, json, definition, schemas).unwrap_or_else(|| error.to_string())
+}
+
 /// The decoder's own message.
 fn plain(error: &DecodeError) -> String {
     base64_error(&error.to_string()).unwrap_or_else(|| error.to_string())
@@ -339,7 +349,7 @@ fn summary(body: &[u8]) -> String {
 }
 
 /// Why kind and version cannot be read from JSON that is not an object's.
-fn type_meta_error(reader: Reader, json: &[u8]) -> String {
+pub(crate) fn type_meta_error(reader: Reader, json: &[u8]) -> String {
     if reader == Reader::Cbor {
         return cbor_type_meta_error(json);
     }

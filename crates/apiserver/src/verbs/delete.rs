@@ -12,10 +12,12 @@ use super::body;
 use super::options::{check_dry_run, finish};
 use super::{Call, list_options};
 use crate::codec::decode::{self, BodyFormat};
-use crate::codec::{self, cbor};
-use crate::query::{Query, parse_bool};
+use crate::codec::explain::Reader;
+use crate::codec::{self, cbor, gojson};
+use crate::query::Query;
 use crate::registry::{DeleteOptions, Intent, Outcome, Stored};
 use crate::resource::Body;
+use crate::schemas::SchemaSource;
 
 /// `DeleteOptions` from clients. Unknown fields are ignored, as upstream.
 #[derive(Default, Deserialize)]
@@ -26,6 +28,13 @@ struct Given {
     orphan_dependents: Option<bool>,
     propagation_policy: Option<String>,
     dry_run: Option<Vec<String>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Kind {
+    kind: Option<String>,
+    api_version: Option<String>,
 }
 
 #[derive(Default, Deserialize)]
@@ -85,7 +94,7 @@ async fn read(call: &mut Call, body: Body) -> Result<DeleteOptions, StatusError>
     } else {
         let json = as_json(&bytes, call.options_format()?)?;
         call.note_json(&json);
-        from_json(&json)?
+        from_json(&json, call.shared.openapi.schemas())?
     };
     let dry_run = given.dry_run.unwrap_or_default();
     let mut errors = FieldErrors::default();
@@ -137,18 +146,59 @@ fn as_json(bytes: &[u8], format: BodyFormat) -> Result<Cow<'_, [u8]>, StatusErro
     })
 }
 
-fn from_json(json: &[u8]) -> Result<Given, StatusError> {
-    let given: Option<Given> = serde_json::from_slice(json).map_err(|error| {
-        StatusError::bad_request(format!(
-            "DeleteOptions in version \"v1\" cannot be handled as a DeleteOptions: {error}"
-        ))
-    })?;
-    Ok(given.unwrap_or_default())
+/// Kinds of the options' own version that are no options for a delete.
+const OTHERS: &[&str] = &[
+    "APIGroup",
+    "APIGroupList",
+    "APIResourceList",
+    "APIVersions",
+    "CreateOptions",
+    "GetOptions",
+    "ListOptions",
+    "PatchOptions",
+    "Status",
+    "UpdateOptions",
+    "WatchEvent",
+];
+
+/// The name of upstream's scheme, which errors show.
+const SCHEME: &str = "pkg/runtime/scheme.go:111";
+
+fn from_json(json: &[u8], schemas: &dyn SchemaSource) -> Result<Given, StatusError> {
+    const DEFINITION: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.DeleteOptions";
+    let refused = |why: String| Err(StatusError::bad_request(why));
+    if json.trim_ascii() == b"null" {
+        return Ok(Given::default());
+    }
+    let is_object = json.trim_ascii_start().first() == Some(&b'{');
+    let kind = serde_json::from_slice::<Kind>(json).ok().filter(|_| is_object);
+    let Some(Kind { kind, api_version }) = kind else {
+        if let Err(why) = gojson::check(json) {
+            return refused(format!("couldn't get version/kind; json parse error: {why}"));
+        }
+        return refused(decode::type_meta_error(Reader::Json, json));
+    };
+    match kind.as_deref().unwrap_or_default() {
+        "" | "DeleteOptions" => {}
+        other if OTHERS.contains(&other) => {
+            let text = format!("converting (v1.{other}) to (v1.DeleteOptions): unknown conversion");
+            return refused(text);
+        }
+        other => {
+            let version = api_version.filter(|version| !version.is_empty());
+            let version = version.unwrap_or_else(|| "v1".into());
+            return refused(format!(
+                "no kind {other:?} is registered for version {version:?} in scheme {SCHEME:?}"
+            ));
+        }
+    }
+    serde_json::from_slice(json)
+        .or_else(|error| refused(decode::shared_misfit(json, DEFINITION, schemas, &error)))
 }
 
 fn from_query(query: &Query) -> Result<Given, StatusError> {
     let text = |name: &str| query.first(name).filter(|text| !text.is_empty());
-    let grace_period_seconds = match text("gracePeriodSeconds") {
+    let grace_period_seconds = match query.first("gracePeriodSeconds") {
         None => None,
         Some(text) => Some(text.parse().map_err(|_| {
             StatusError::bad_request(format!("strconv.ParseInt: parsing {text:?}: invalid syntax"))
@@ -162,8 +212,50 @@ fn from_query(query: &Query) -> Result<Given, StatusError> {
     Ok(Given {
         grace_period_seconds,
         preconditions: Some(preconditions),
-        orphan_dependents: text("orphanDependents").and_then(parse_bool),
+        orphan_dependents: query.optional_flag("orphanDependents"),
         propagation_policy: text("propagationPolicy").map(str::to_owned),
         dry_run: (!dry_run.is_empty()).then_some(dry_run),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::schemas::NoSchemas;
+
+    #[test]
+    fn bodies_that_are_no_options_are_refused_in_upstreams_words() {
+        for (body, expected) in [
+            (
+                r#"{"kind":"Odd","apiVersion":"v1"}"#,
+                r#"no kind "Odd" is registered for version "v1" in scheme "pkg/runtime/scheme.go:111""#,
+            ),
+            (
+                r#"{"kind":"Status","apiVersion":"v1"}"#,
+                "converting (v1.Status) to (v1.DeleteOptions): unknown conversion",
+            ),
+            ("{", "couldn't get version/kind; json parse error: unexpected end of JSON input"),
+            (
+                "5",
+                r#"couldn't get version/kind; json parse error: json: cannot unmarshal number into Go value of type struct { APIVersion string "json:\"apiVersion,omitempty\""; Kind string "json:\"kind,omitempty\"" }"#,
+            ),
+        ] {
+            let found = from_json(body.as_bytes(), &NoSchemas).err().map(|error| error.message);
+            assert_eq!(found.as_deref(), Some(expected), "{body}");
+        }
+        for body in
+            ["null", "{}", r#"{"unknown":1}"#, r#"{"kind":"DeleteOptions","apiVersion":"odd/v1"}"#]
+        {
+            assert!(from_json(body.as_bytes(), &NoSchemas).is_ok(), "{body}");
+        }
+    }
+
+    #[test]
+    fn an_empty_grace_period_is_no_number() {
+        let error =
+            from_query(&Query::parse("gracePeriodSeconds=")).err().map(|error| error.message);
+        assert_eq!(error.as_deref(), Some(r#"strconv.ParseInt: parsing "": invalid syntax"#));
+        let given = from_query(&Query::parse("orphanDependents=x")).expect("valid");
+        assert_eq!(given.orphan_dependents, Some(true));
+    }
 }
