@@ -8,6 +8,7 @@ use machinery::{Object, ObjectMeta, Time};
 
 use super::store_key;
 use crate::StatusError;
+use crate::query::parse_unsigned;
 use crate::request::Key;
 use crate::resource::{MetadataPass, Resource};
 
@@ -144,8 +145,7 @@ pub(super) fn check_preconditions(
             return Err(StatusError::invalid(&row.group, &row.plural, name, errors));
         }
         version if version == before.resource_version.as_deref() => {}
-        Some(version) if version.parse::<u64>().is_err() => return Err(not_a_number(version)),
-        Some(_) => return Err(modified(row, name)),
+        Some(version) => return Err(other_version(row, name, version)),
     }
     if let Some(uid) =
         meta.uid.as_deref().filter(|uid| !uid.is_empty() && Some(*uid) != before.uid.as_deref())
@@ -166,10 +166,12 @@ pub(super) fn other_uid(row: &Resource, key: &Key, wanted: &str, found: &str) ->
     )
 }
 
-/// An invalid revision, in the words of Go's number parser.
-fn not_a_number(version: &str) -> StatusError {
-    let why = format!("strconv.ParseUint: parsing {version:?}: invalid syntax");
-    StatusError::new(Reason::Unknown, why).with_code(500)
+/// An update names another revision, or none.
+fn other_version(row: &Resource, name: &str, version: &str) -> StatusError {
+    match parse_unsigned(version) {
+        Ok(_) => modified(row, name),
+        Err(why) => StatusError::new(Reason::Unknown, why).with_code(500),
+    }
 }
 
 /// The conflict of optimistic locking.

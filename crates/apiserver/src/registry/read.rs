@@ -16,6 +16,7 @@ use tokio::time::Instant;
 use super::{EventStream, List, ListOptions, Registry, Stored, WatchEvent, store_error};
 use crate::StatusError;
 use crate::cacher::{CacheEvent, Cacher, Cursor, Entry, Scope, parse_key, storage_prefix};
+use crate::query::parse_unsigned;
 use crate::request::Key;
 use crate::resource::Resource;
 
@@ -382,11 +383,9 @@ fn all_stored<'e>(
 pub(crate) fn parse_version(text: Option<&str>) -> Result<Option<Revision>, StatusError> {
     match text {
         None | Some("") => Ok(None),
-        Some(text) => text.parse().map(|number| Some(Revision(number))).map_err(|_| {
-            StatusError::bad_request(format!(
-                "Invalid value: {text:?}: strconv.ParseUint: parsing {text:?}: invalid syntax"
-            ))
-        }),
+        Some(text) => parse_unsigned(text)
+            .map(|number| Some(Revision(number)))
+            .map_err(|why| StatusError::bad_request(format!("Invalid value: {text:?}: {why}"))),
     }
 }
 
