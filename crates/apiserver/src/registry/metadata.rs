@@ -67,8 +67,12 @@ pub(super) fn carry_over(object: &mut dyn Object, old: &dyn Object) {
     let (meta, before) = (object.meta_mut(), old.meta());
     meta.uid = before.uid.clone();
     meta.creation_timestamp = before.creation_timestamp.clone();
-    meta.deletion_timestamp = before.deletion_timestamp.clone();
-    meta.deletion_grace_period_seconds = before.deletion_grace_period_seconds;
+    // Only validation refuses an update that begins a deletion, or changes its grace period.
+    if before.deletion_timestamp.is_some() {
+        meta.deletion_timestamp = before.deletion_timestamp.clone();
+    }
+    meta.deletion_grace_period_seconds =
+        meta.deletion_grace_period_seconds.or(before.deletion_grace_period_seconds);
     meta.generation = before.generation;
     meta.self_link = None;
     if meta.generate_name.is_none() {
@@ -185,11 +189,7 @@ pub(super) fn validate_new(row: &Resource, object: &dyn Object) -> FieldErrors {
     let mut errors = FieldErrors::default();
     let path = Path::new("metadata");
     let meta = object.meta();
-    if let Some(prefix) = meta.generate_name.as_deref().filter(|prefix| !prefix.is_empty()) {
-        for why in row.strategy.name_errors(&masked(prefix)) {
-            errors.invalid(&path.child("generateName"), prefix, &why);
-        }
-    }
+    validate_prefix(row, meta, &path, &mut errors);
     match object.name() {
         "" => errors.required(&path.child("name"), "name or generateName is required"),
         name => {
@@ -204,6 +204,16 @@ pub(super) fn validate_new(row: &Resource, object: &dyn Object) -> FieldErrors {
     }
     validate_common(row, meta, &path, &mut errors);
     errors
+}
+
+fn validate_prefix(row: &Resource, meta: &ObjectMeta, path: &Path, errors: &mut FieldErrors) {
+    let prefix = meta.generate_name.as_deref().unwrap_or_default();
+    if prefix.is_empty() {
+        return;
+    }
+    for why in row.strategy.name_errors(&masked(prefix)) {
+        errors.invalid(&path.child("generateName"), prefix, &why);
+    }
 }
 
 /// A prefix is validated like a whole name: the last dash is replaced, because other characters follow it.
@@ -254,7 +264,10 @@ pub(super) fn validate_update(
     let rules = row.strategy.metadata_rules();
     for pass in if subresource.is_empty() { rules.update } else { rules.part } {
         match pass {
-            MetadataPass::Whole => validate_common(row, meta, &path, &mut errors),
+            MetadataPass::Whole => {
+                validate_prefix(row, meta, &path, &mut errors);
+                validate_common(row, meta, &path, &mut errors);
+            }
             MetadataPass::Update => {
                 validate_change(meta, old.meta(), &path, &mut errors);
                 validate_domains(row, meta, &path, &mut errors);
@@ -286,6 +299,14 @@ fn validate_change(meta: &ObjectMeta, before: &ObjectMeta, path: &Path, errors: 
         if now != then {
             errors.invalid(&path.child(name), now, "field is immutable");
         }
+    }
+    if meta.deletion_timestamp != before.deletion_timestamp {
+        let at = path.child("deletionTimestamp");
+        errors.invalid(&at, &meta.deletion_timestamp, "field is immutable");
+    }
+    if meta.deletion_grace_period_seconds != before.deletion_grace_period_seconds {
+        let at = path.child("deletionGracePeriodSeconds");
+        errors.invalid(&at, meta.deletion_grace_period_seconds, "field is immutable");
     }
     validate_maps(meta, path, errors);
     validate_owners(meta, path, errors);
@@ -422,6 +443,28 @@ mod tests {
             other => panic!("{other}"),
         };
         errors.0.iter().map(letter).collect()
+    }
+
+    #[test]
+    fn updates_neither_begin_a_deletion_nor_change_its_grace_period() {
+        let row = crate::testing::row::<ConfigMap>("configmaps", &[], true);
+        let mut old = ConfigMap::default();
+        old.metadata.name = Some("a".into());
+        let mut new = old.clone();
+        new.metadata.deletion_timestamp = Some(Time(jiff::Timestamp::UNIX_EPOCH));
+        new.metadata.deletion_grace_period_seconds = Some(5);
+        let check = |new: &ConfigMap, old: &ConfigMap, expected: &[&str]| {
+            let mut new = new.clone();
+            carry_over(&mut new, old);
+            let errors = validate_update(&row, "", &new, old);
+            let texts: Vec<String> = errors.0.iter().take(2).map(ToString::to_string).collect();
+            assert_eq!(texts, expected);
+        };
+        let begun = "metadata.deletionTimestamp: Invalid value: \"1970-01-01T00:00:00Z\": field is immutable";
+        let grace = "metadata.deletionGracePeriodSeconds: Invalid value: 5: field is immutable";
+        check(&new, &old, &[begun, grace]);
+        check(&old, &new, &[]);
+        check(&new, &new, &[]);
     }
 
     #[test]
