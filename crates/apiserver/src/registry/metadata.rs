@@ -137,9 +137,9 @@ pub(super) fn check_preconditions(
 ) -> Result<(), StatusError> {
     let (meta, before) = (object.meta(), old.meta());
     let name = old.name();
-    match meta.resource_version.as_deref() {
-        None | Some("") if row.strategy.unconditional_update() => {}
-        None | Some("") => {
+    match named_revision(meta) {
+        None if row.strategy.unconditional_update() => {}
+        None => {
             let mut errors = FieldErrors::default();
             errors.invalid(
                 &Path::new("metadata").child("resourceVersion"),
@@ -168,6 +168,12 @@ pub(super) fn other_uid(row: &Resource, key: &Key, wanted: &str, found: &str) ->
         "StorageError: invalid object, Code: 4, Key: {key}, ResourceVersion: 0, AdditionalErrorMsg: \
          Precondition failed: UID in precondition: {wanted}, UID in object meta: {found}"
     )
+}
+
+/// The revision that an update is for. To upstream's storage, zero is none.
+pub(super) fn named_revision(meta: &ObjectMeta) -> Option<&str> {
+    let is_one = |version: &&str| !version.is_empty() && parse_unsigned(version) != Ok(0);
+    meta.resource_version.as_deref().filter(is_one)
 }
 
 /// An update names another revision, or none.
@@ -262,7 +268,8 @@ pub(super) fn validate_update(
     validate_finalizers(meta, &path, &mut errors);
     validate_change(meta, old.meta(), &path, &mut errors);
     let rules = row.strategy.metadata_rules();
-    for pass in if subresource.is_empty() { rules.update } else { rules.part } {
+    let passes = if subresource.is_empty() { rules.update } else { rules.part };
+    for pass in passes {
         match pass {
             MetadataPass::Whole => {
                 validate_prefix(row, meta, &path, &mut errors);

@@ -647,9 +647,7 @@ enum New {
 /// Whether the intent names the revision that it changes. Then the caller must resolve a lost race.
 fn names_its_revision(intent: &Intent) -> bool {
     match intent {
-        Intent::Update { object } => {
-            object.meta().resource_version.as_deref().is_some_and(|v| !v.is_empty())
-        }
+        Intent::Update { object } => metadata::named_revision(object.meta()).is_some(),
         _ => false,
     }
 }

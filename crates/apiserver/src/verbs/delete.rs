@@ -240,7 +240,8 @@ mod tests {
                 r#"couldn't get version/kind; json parse error: json: cannot unmarshal number into Go value of type struct { APIVersion string "json:\"apiVersion,omitempty\""; Kind string "json:\"kind,omitempty\"" }"#,
             ),
         ] {
-            let found = from_json(body.as_bytes(), &NoSchemas).err().map(|error| error.message);
+            let found =
+                from_json(body.as_bytes(), &NoSchemas).err().map(|error| error.message.clone());
             assert_eq!(found.as_deref(), Some(expected), "{body}");
         }
         for body in
@@ -252,8 +253,8 @@ mod tests {
 
     #[test]
     fn an_empty_grace_period_is_no_number() {
-        let error =
-            from_query(&Query::parse("gracePeriodSeconds=")).err().map(|error| error.message);
+        let error = from_query(&Query::parse("gracePeriodSeconds=")).err();
+        let error = error.map(|error| error.message.clone());
         assert_eq!(error.as_deref(), Some(r#"strconv.ParseInt: parsing "": invalid syntax"#));
         let given = from_query(&Query::parse("orphanDependents=x")).expect("valid");
         assert_eq!(given.orphan_dependents, Some(true));
