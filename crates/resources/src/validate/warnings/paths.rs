@@ -1,9 +1,15 @@
 //! Warnings of files that a volume would write to one path, or below another file.
 //! Upstream: `warningsForOverlappingVirtualPaths`.
 //!
-//! In: the volumes of a valid pod. Out: a warning for each pair. Cost: the square of the files of one volume.
+//! In: the volumes of a valid pod. Out: a warning for each pair, at most [`MOST`] for one volume. Cost: n log n
+//! by the files of a volume.
+
+use std::collections::BTreeMap;
 
 use crate::validate::at::At;
+
+/// All warnings of a request are a few KiB; more of them would be cut off.
+const MOST: usize = 100;
 
 /// A file of a volume, and the source that it comes from; empty if the volume has just one.
 struct File {
@@ -22,14 +28,30 @@ impl File {
             source => format!("{:?} ({source})", self.path),
         }
     }
+}
 
-    fn collides(&self, other: &Self) -> bool {
-        let is_below = |one: &str, other: &str| {
-            one.strip_prefix(other).is_some_and(|rest| rest.starts_with('/'))
-        };
-        self.path == other.path
-            || is_below(&self.path, &other.path)
-            || is_below(&other.path, &self.path)
+/// The files of a volume so far, by path.
+#[derive(Default)]
+struct Known(BTreeMap<String, Vec<usize>>);
+
+impl Known {
+    /// The files at this path, above it and below it, in their order.
+    fn around(&self, path: &str) -> Vec<usize> {
+        let above = path.match_indices('/').map(|(at, _)| &path[..at]);
+        let mut found: Vec<usize> =
+            above.chain([path]).filter_map(|path| self.0.get(path)).flatten().copied().collect();
+        let inside = format!("{path}/");
+        let below =
+            self.0.range(inside.clone()..).take_while(|(path, _)| path.starts_with(&inside));
+        found.extend(below.flat_map(|(_, files)| files));
+        found.sort_unstable();
+        found
+    }
+
+    fn add(&mut self, path: &str, index: usize) {
+        if !path.is_empty() {
+            self.0.entry(path.to_owned()).or_default().push(index);
+        }
     }
 }
 
@@ -94,16 +116,22 @@ fn projected(source: &At<'_>) -> Vec<File> {
 }
 
 fn told(volume: &str, title: &str, files: impl IntoIterator<Item = File>, out: &mut Vec<String>) {
-    let mut before: Vec<File> = vec![];
+    let (mut files_before, mut known): (Vec<File>, Known) = Default::default();
+    let most = out.len() + MOST;
     for file in files {
-        for other in before.iter().filter(|other| !file.path.is_empty() && file.collides(other)) {
+        let around = if file.path.is_empty() { vec![] } else { known.around(&file.path) };
+        for other in around.into_iter().map(|index| &files_before[index]) {
+            if out.len() == most {
+                return;
+            }
             out.push(format!(
                 "volume {volume:?} ({title}): overlapping paths: {} with {}",
                 file.shown(),
                 other.shown()
             ));
         }
-        before.push(file);
+        known.add(&file.path, files_before.len());
+        files_before.push(file);
     }
 }
 
