@@ -43,6 +43,14 @@ impl Query {
     }
 }
 
+/// Like Go's `strconv.ParseUint`, with its errors.
+pub fn parse_unsigned(text: &str) -> Result<u64, String> {
+    let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let why = if is_number { "value out of range" } else { "invalid syntax" };
+    let number = text.parse().ok().filter(|_| is_number);
+    number.ok_or_else(|| format!("strconv.ParseUint: parsing {text:?}: {why}"))
+}
+
 /// Like Go's `strconv.ParseBool`.
 pub fn parse_bool(text: &str) -> Option<bool> {
     match text {
@@ -65,6 +73,20 @@ mod tests {
         assert!(!Query::parse("watch=0").flag("watch"));
         assert_eq!(query.all("dryRun").collect::<Vec<_>>(), ["All", ""]);
         assert_eq!(query.first("x"), None);
+    }
+
+    #[test]
+    fn numbers_have_no_sign() {
+        for (text, expected) in [
+            ("7", Ok(7)),
+            ("+7", Err("invalid syntax")),
+            ("-7", Err("invalid syntax")),
+            ("", Err("invalid syntax")),
+            ("18446744073709551616", Err("value out of range")),
+        ] {
+            let error = |why| format!("strconv.ParseUint: parsing {text:?}: {why}");
+            assert_eq!(parse_unsigned(text), expected.map_err(error));
+        }
     }
 
     #[test]

@@ -274,15 +274,49 @@ pub enum Grace {
     Seconds(i64),
 }
 
-/// When a kind's metadata are validated, which differs between upstream's kinds.
+/// How a kind's metadata are validated, which differs between upstream's kinds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MetadataRules {
-    /// Together with the kind's own fields; finalizers without a domain must be standard ones.
-    Full,
-    /// Together with the kind's own fields; finalizers are any qualified names.
-    Plain,
-    /// Only if there are no other errors.
-    Last,
+pub struct MetadataRules {
+    /// On creation only if there are no other errors.
+    pub last: bool,
+    /// Finalizers without a domain must be standard ones.
+    pub needs_domains: bool,
+    /// What the kind validates on an update, beside what is validated for all kinds.
+    pub update: &'static [MetadataPass],
+    /// The same for a subresource.
+    pub part: &'static [MetadataPass],
+}
+
+/// A validation of metadata on an update. Each of them reports its errors, so upstream reports most of them
+/// several times.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MetadataPass {
+    /// As on creation. Upstream: `ValidateObjectMeta`.
+    Whole,
+    /// With what may not change. Upstream: `ValidateObjectMetaUpdate`.
+    Update,
+}
+
+impl MetadataRules {
+    /// Together with the kind's own fields, and once more on an update.
+    pub const FULL: Self = Self {
+        last: false,
+        needs_domains: true,
+        update: &[MetadataPass::Update],
+        part: &[MetadataPass::Update],
+    };
+    /// Finalizers are any qualified names.
+    pub const PLAIN: Self = Self { needs_domains: false, ..Self::FULL };
+    /// The kind itself validates no metadata.
+    pub const NONE: Self = Self { last: true, needs_domains: false, update: &[], part: &[] };
+    /// An update is validated like an update, then like a new object.
+    pub const UPDATE_AND_WHOLE: Self =
+        Self { update: &[MetadataPass::Update, MetadataPass::Whole], ..Self::FULL };
+    /// An update is validated like a new object, then like an update.
+    pub const WHOLE_AND_UPDATE: Self =
+        Self { update: &[MetadataPass::Whole, MetadataPass::Update], ..Self::FULL };
+    /// An update is validated like a new object.
+    pub const WHOLE: Self = Self { update: &[MetadataPass::Whole], ..Self::FULL };
 }
 
 /// How a kind behaves. Every method has a default: most kinds need only a few. Objects have the type of the
@@ -349,7 +383,7 @@ pub trait Strategy: Send + Sync {
 
     /// The rules for the metadata.
     fn metadata_rules(&self) -> MetadataRules {
-        MetadataRules::Full
+        MetadataRules::FULL
     }
 
     /// Texts for `Warning:` headers.

@@ -36,6 +36,26 @@ impl<'a> Tree<'a> {
         Some(&fields[at].1)
     }
 
+    /// Without the fields that a new object of a Go type has, too: nulls, empty lists, and maps of nothing else,
+    /// but not those in items of lists.
+    pub fn without_unset(mut self) -> Self {
+        self.leave_out_unset();
+        self
+    }
+
+    /// Returns whether anything is left.
+    fn leave_out_unset(&mut self) -> bool {
+        match self {
+            Self::Null => false,
+            Self::List(items) => !items.is_empty(),
+            Self::Map(fields) if !fields.is_empty() => {
+                fields.retain_mut(|(_, value)| value.leave_out_unset());
+                !fields.is_empty()
+            }
+            _ => true,
+        }
+    }
+
     pub fn to_value(&self) -> Value {
         match self {
             Self::Null => Value::Null,
@@ -141,6 +161,13 @@ mod tests {
         for wrong in ["", "{", "[1,]", "{\"a\":1,}", "nul", "1e999", "\"\\ud800\"", "[] []"] {
             assert!(Tree::parse(wrong.as_bytes()).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn what_a_new_object_has_can_be_left_out() {
+        let json = r#"{"a":null,"b":[],"c":{"d":[],"e":{}},"f":[{"g":null}],"h":{"i":[]}}"#;
+        let tree = Tree::parse(json.as_bytes()).expect("JSON").without_unset();
+        assert_eq!(tree.to_value().to_string(), r#"{"c":{"e":{}},"f":[{"g":null}]}"#);
     }
 
     #[test]

@@ -14,7 +14,7 @@ use machinery::field::FieldErrors;
 use machinery::{Object, StatusError};
 use serde_json::Value;
 
-use crate::kind::{Fields, Kind};
+use crate::kind::{Fields, Kind, Updates};
 use crate::validate::at::judged;
 use crate::validate::guard::Of;
 
@@ -207,15 +207,22 @@ impl<T: Object + k8s_openapi::Resource> Strategy for Generic<T> {
     }
 
     fn warnings(&self, object: &Examined<'_>, old: Option<&Examined<'_>>) -> Vec<String> {
-        let Some(warn) = self.kind.warnings else { return vec![] };
-        let tree = object.tree();
-        if let Some(old) = old.map(Examined::tree)
-            && BODIES.iter().all(|body| old.get(body) == tree.get(body))
-        {
+        if self.kind.warnings.is_none() && self.kind.status_warnings.is_none() {
             return vec![];
         }
+        let (tree, old) = (object.tree(), old.map(Examined::tree));
+        let differs = |field: &str| old.is_some_and(|old| old.get(field) != tree.get(field));
+        let is_status = differs("status");
+        let warns = match self.kind.warns_on_update {
+            _ if old.is_none() || is_status => true,
+            Updates::None => false,
+            Updates::OfBody => BODIES.iter().any(|body| differs(body)),
+            Updates::All => true,
+        };
+        let warn = if is_status { self.kind.status_warnings } else { self.kind.warnings };
+        let Some(warn) = warn.filter(|_| warns) else { return vec![] };
         let mut all = vec![];
-        judged(Of::kind(T::GROUP, T::KIND), tree, None, |at, _| warn(at, &mut all));
+        judged(Of::kind(T::GROUP, T::KIND), tree, old, |at, _| warn(at, &mut all));
         all
     }
 

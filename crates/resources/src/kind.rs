@@ -53,6 +53,10 @@ pub(crate) struct Kind<T: 'static> {
     pub(crate) rules: Rules,
     /// What is allowed, and unwise.
     pub(crate) warnings: Option<Warn>,
+    /// Which updates get these warnings, too.
+    pub(crate) warns_on_update: Updates,
+    /// Warnings of a new status.
+    pub(crate) status_warnings: Option<Warn>,
     /// Told in answer to every request; empty where nothing is deprecated.
     pub(crate) deprecation: &'static str,
     /// The group that refusals name, when that is not the kind's.
@@ -94,6 +98,8 @@ impl<T: Object> Kind<T> {
         gated: |_, _| {},
         rules: Rules::NONE,
         warnings: None,
+        warns_on_update: Updates::OfBody,
+        status_warnings: None,
         deprecation: "",
         error_group: None,
         annotation_of_whole_objects: None,
@@ -106,6 +112,15 @@ impl<T: Object> Kind<T> {
         unknown_field: None,
         hooks: |_| Arc::new(NoHooks),
     };
+}
+
+/// Which updates of an object, its status apart.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Updates {
+    None,
+    /// Those that change the spec, or the fields that a kind has in its place.
+    OfBody,
+    All,
 }
 
 /// What a kind demands of its objects.
@@ -135,7 +150,7 @@ impl Rules {
         parts: &[],
         typed: None,
         name: names::dns1123_subdomain,
-        metadata: MetadataRules::Full,
+        metadata: MetadataRules::FULL,
         create_on_update: false,
         unconditional_update: true,
     };
@@ -160,6 +175,28 @@ macro_rules! spec_and_status {
     };
 }
 pub(crate) use spec_and_status;
+
+/// Like [`spec_and_status`], for kinds whose status is written without their metadata.
+macro_rules! spec_and_bare_status {
+    () => {
+        $crate::kind::Parts {
+            keep_spec: |object, old| {
+                object.spec = old.spec.clone();
+                $crate::kind::keep_metadata(&mut object.metadata, &old.metadata);
+            },
+            ..$crate::kind::spec_and_status!()
+        }
+    };
+}
+pub(crate) use spec_and_bare_status;
+
+/// Upstream: `ResetObjectMetaForStatus`.
+pub(crate) fn keep_metadata(meta: &mut ObjectMeta, old: &ObjectMeta) {
+    meta.labels.clone_from(&old.labels);
+    meta.annotations.clone_from(&old.annotations);
+    meta.finalizers.clone_from(&old.finalizers);
+    meta.owner_references.clone_from(&old.owner_references);
+}
 
 impl<T> Parts<T> {
     /// `status` changes the status alone, everything else all but the status.

@@ -11,6 +11,8 @@ The same rules hold for both sides. Each removes a fact that no two servers shar
     age             in Tables
     token           of ServiceAccounts
     scheme          the place in upstream's source that an error for an unknown kind names
+    missing roles   that a refusal lists: bindings of other cases name them, in random order
+    rules of a user in a review are sorted: upstream's order is that of a map
     several causes of one field are sorted: upstream reports those of a map in random order
 """
 import json
@@ -23,6 +25,10 @@ UID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d+)?(?:Z| \+0000 UTC)(?: m=\+[\d.]+)?")
 # The name of a registry of types is the place in the source that made it, as the program's build shows it.
 SCHEME = re.compile(r'(in scheme \\*")[^"\\]*')
+# Bindings of cases that just end name roles that are gone.
+MISSING_ROLES = re.compile(r"(: |\n)RBAC: .*not found\]?")
+# Fields of maps whose keys are names of resources.
+AMOUNTS = re.compile(r"(\.(limits|requests|capacity|allocatable|hard|used|podFixed|default|defaultRequest|max|min|maxLimitRequestRatio))\..*")
 NODE_PORT = re.compile(r"\b3[0-2]\d{3}\b")
 SERVICE_IP = re.compile(r"\b10\.43\.\d+\.\d+\b")
 REVISIONS = [
@@ -30,11 +36,12 @@ REVISIONS = [
     (re.compile(r"(too old resource version: )\d+ \(\d+\)"), r"\1<rv>"),
     (re.compile(r'(resourceVersion\\*":\\*")\d+'), r"\1<rv>"),
     (re.compile(r"(ResourceVersion in precondition: \d+, ResourceVersion in object meta: )\d+"), r"\1<rv>"),
+    (re.compile(r"(the ResourceVersion in the precondition \(\d+\) does not match the ResourceVersion in record \()\d+"), r"\1<rv>"),
 ]
 HEADERS = ("content-type", "warning", "retry-after", "allow", "location", "cache-control", "www-authenticate",
            "content-encoding", "x-content-type-options")
 AGE = re.compile(r"^\d+(s|m\d*s?|h|d)$")
-SUFFIX = re.compile(r"[bcdfghjklmnpqrstvwxz2456789]{5}$")
+SUFFIX = r"[bcdfghjklmnpqrstvwxz2456789]{5}\b"
 
 
 class Normal:
@@ -79,24 +86,25 @@ class Normal:
             value = TIME.sub(self.time, UID.sub(self.uid, value))
             for pattern, by in REVISIONS:
                 value = pattern.sub(by, value)
-            value = SCHEME.sub(r"\1<scheme>", NODE_PORT.sub(self.port, value))
+            value = MISSING_ROLES.sub("", SCHEME.sub(r"\1<scheme>", NODE_PORT.sub(self.port, value)))
         if "10.43." in value:
             value = SERVICE_IP.sub(self.address, value)
         for prefix in self.prefixes:
-            at = value.find(prefix)
-            if at >= 0 and SUFFIX.match(value[at + len(prefix):at + len(prefix) + 5]):
-                value = value[:at + len(prefix)] + "<name>" + value[at + len(prefix) + 5:]
+            if prefix in value:
+                value = re.sub(re.escape(prefix) + SUFFIX, lambda _, prefix=prefix: prefix + "<name>", value)
         return value
 
     def tree(self, value, key=""):
         if isinstance(value, dict):
             generated = value.get("generateName")
             if isinstance(generated, str) and generated and generated not in self.prefixes:
-                self.prefixes.append(generated)
+                # The beginning of a long one.
+                self.prefixes.append(generated[:58])
             # The name comes before uids that refer to it: upstream's order of fields.
             return {name: self.tree(item, name) for name, item in sorted(value.items())}
         if isinstance(value, list):
-            return [self.tree(item, key) for item in value]
+            out = [self.tree(item, key) for item in value]
+            return sorted(out, key=json.dumps) if key in ("resourceRules", "nonResourceRules") and out and "verbs" in out[0] else out
         if isinstance(value, str):
             if key == "resourceVersion" and value not in ("", "0"):
                 return "<rv>" if value not in self.named else value
@@ -106,6 +114,8 @@ class Normal:
                 return "<token>"
             if key == "cells" and AGE.match(value):
                 return "<age>"
+            if key == "evaluationError":
+                return MISSING_ROLES.sub("", f": RBAC: {value}")
             return self.text(value)
         if isinstance(value, int) and not isinstance(value, bool) and key in ("nodePort", "healthCheckNodePort"):
             return NODE_PORT.sub(self.port, str(value))
@@ -137,10 +147,10 @@ def causes(body):
     found = details.get("causes") if isinstance(details, dict) else None
     if not isinstance(found, list) or len(found) < 2:
         return body
-    at = 0
+    at, is_custom = 0, str(details.get("group", "")).endswith("example.com")
     while at < len(found):
         end = at
-        while end < len(found) and field_of(found[end]) == field_of(found[at]):
+        while end < len(found) and field_of(found[end], is_custom) == field_of(found[at], is_custom):
             end += 1
         found[at:end] = sorted(found[at:end], key=lambda cause: json.dumps(cause, sort_keys=True))
         at = end
@@ -149,9 +159,12 @@ def causes(body):
     return body
 
 
-def field_of(cause):
-    # The keys of a map come in random order.
-    return re.sub(r"\[.*", "", cause.get("field", "")) if isinstance(cause, dict) else ""
+def field_of(cause, is_custom=False):
+    # The keys of a map come in random order; properties of a custom resource are one.
+    if is_custom:
+        return ""
+    field = cause.get("field", "") if isinstance(cause, dict) else ""
+    return AMOUNTS.sub(r"\1", re.sub(r"\[(?!\d+\]).*", "", field))
 
 
 def difference(theirs, ours, path=""):

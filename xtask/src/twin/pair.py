@@ -27,9 +27,9 @@ class Answer:
 
 
 class Side:
-    """One server, with one kept connection."""
+    """One server, with one kept connection, with or without the certificate of the administrator."""
 
-    def __init__(self, kubeconfig):
+    def __init__(self, kubeconfig, anonymous=False):
         with open(kubeconfig, encoding="utf-8") as file:
             config = yaml.safe_load(file)
         cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
@@ -39,12 +39,14 @@ class Side:
         self.port = int(port)
         # The certificate of a server is that of another name; both servers are on the loopback address.
         self.context = ssl._create_unverified_context()
+        self.connection = None
+        if anonymous:
+            return
         with tempfile.NamedTemporaryFile() as file:
             for key in ("client-certificate-data", "client-key-data"):
                 file.write(base64.b64decode(user[key]) + b"\n")
             file.flush()
             self.context.load_cert_chain(file.name)
-        self.connection = None
 
     def connect(self):
         return http.client.HTTPSConnection(self.host, self.port, context=self.context, timeout=LIMIT)
@@ -87,12 +89,12 @@ class Side:
         self.write((method, target, [("Accept", "application/json"), ("Content-Type", kind)], data))
         return self.read()
 
-    def watch(self, target, count, limit):
+    def watch(self, target, count, limit, accept="application/json"):
         """The first events of a watch, as JSON values; fewer if no more arrive in time."""
         connection = http.client.HTTPSConnection(self.host, self.port, context=self.context, timeout=limit)
         events = []
         try:
-            connection.request("GET", target, headers={"Accept": "application/json"})
+            connection.request("GET", target, headers={"Accept": accept})
             answer = connection.getresponse()
             if answer.status != 200:
                 return [answer.status, json.loads(answer.read())]
@@ -112,13 +114,15 @@ class Pair:
     def __init__(self, theirs, ours):
         self.theirs, self.ours = Side(theirs), Side(ours)
         self.sides = (self.theirs, self.ours)
+        self.anonymous = (Side(theirs, True), Side(ours, True))
         self.sent = 0
 
-    def send(self, theirs, ours):
+    def send(self, requests, anonymous=False):
         self.sent += 1
-        self.theirs.write(theirs)
-        self.ours.write(ours)
-        return self.theirs.read(), self.ours.read()
+        sides = self.anonymous if anonymous else self.sides
+        for side, request in zip(sides, requests):
+            side.write(request)
+        return [side.read() for side in sides]
 
     def both(self, method, target, body=None, kind="application/json"):
         """A request of the tool itself, which is not compared."""

@@ -5,15 +5,23 @@ In: a random series, a number. Out: the steps of a case; None when a source has 
 import copy
 import json
 
+import access
+import definitions
 import generate
+import grid
 
-NAMES = ["schema", "tables", "cel", "texts"]
+NAMES = ["schema", "grid", "fields", "definitions", "access", "tables", "cel", "texts"]
 
 
 def all(options, twin):
     tables = Tables(options.tables, twin)
+    plain = generate.Generator(twin.schemas, twin.seeds, None)
     return {
         "schema": lambda rng, _: generate.Generator(twin.schemas, twin.seeds, rng).case(),
+        "grid": grid.grid(plain).case,
+        "fields": grid.each_field(plain).case,
+        "definitions": definitions.source().case,
+        "access": access.source().case,
         "tables": tables.case,
         "cel": lambda rng, _: expression(rng),
         "texts": lambda rng, _: small_text(rng),

@@ -89,10 +89,16 @@ func init() {
 		if err != nil {
 			return nil
 		}
-		for _, version := range scheme.PrioritizedVersionsForGroup(kinds[0].Group) {
-			bytes, err := runtime.Encode(codecs.LegacyCodec(schema.GroupVersion(version)), whole.DeepCopyObject())
-			if err == nil {
-				return json.RawMessage(strings.TrimSpace(string(bytes)))
+		for _, kind := range kinds {
+			// Some types are still known by the group that had them first, and is not served.
+			if kind.Group == "extensions" {
+				continue
+			}
+			for _, version := range scheme.PrioritizedVersionsForGroup(kind.Group) {
+				bytes, err := runtime.Encode(codecs.LegacyCodec(schema.GroupVersion(version)), whole.DeepCopyObject())
+				if err == nil {
+					return json.RawMessage(strings.TrimSpace(string(bytes)))
+				}
 			}
 		}
 		return nil

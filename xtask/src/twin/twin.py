@@ -20,6 +20,7 @@ import urllib.parse
 
 import yaml
 
+import definitions
 import generate
 import normal
 import pair
@@ -29,6 +30,8 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 # The certificate signing request among the story's manifests.
 KINDS = os.path.join(HERE, "../../../crates/binary/tests/e2e/manifests/kinds.yaml")
 SHRINKS = 60
+# Seconds that a watch waits for events that do not come.
+WATCH_LIMIT = 3
 CRD = {
     "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "metadata": {"name": "widgets.example.com"},
     "spec": {"group": "example.com", "scope": "Namespaced", "names": {"plural": "widgets", "singular": "widget", "kind": "Widget", "listKind": "WidgetList", "shortNames": ["wd"]},
@@ -59,20 +62,28 @@ class Twin:
         with open(KINDS, encoding="utf-8") as file:
             self.request = next(it["spec"]["request"] for it in yaml.safe_load_all(file) if it["kind"] == "CertificateSigningRequest")
 
-    def prepare(self):
+    def prepare(self, sources):
         for space in self.spaces.values():
             self.pair.both("POST", "/api/v1/namespaces", {"metadata": {"name": space}})
             self.pair.both("POST", f"/api/v1/namespaces/{space}/serviceaccounts", {"metadata": {"name": "default"}})
+        made = [CRD] + (list(definitions.all_definitions()) if "definitions" in sources else [])
         if self.worker == 0:
-            self.pair.both("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", CRD)
+            for body in made:
+                self.pair.both("POST", definitions.DEFINITIONS, body)
+        last = made[-1]["spec"]
         for side in self.pair.sides:
-            for _ in range(200):
-                if side.call("GET", "/openapi/v3/apis/example.com/v1").status == 200:
-                    break
-                time.sleep(0.1)
+            self.until(side, "/openapi/v3/apis/example.com/v1")
+            self.until(side, f"/apis/{last['group']}/v1/namespaces/{self.spaces['NS']}/{last['names']['plural']}")
         index = self.pair.theirs.call("GET", "/openapi/v3").json()
         documents = [self.pair.theirs.call("GET", it["serverRelativeURL"]).json() for it in index["paths"].values()]
-        self.schemas = generate.Schemas(documents)
+        # The index may still name the group of a definition that is gone.
+        self.schemas = generate.Schemas([it for it in documents if it])
+
+    @staticmethod
+    def until(side, path, holds=lambda answer: answer.status == 200, limit=60):
+        end = time.time() + limit
+        while time.time() < end and not holds(side.call("GET", path)):
+            time.sleep(0.05)
 
     def fill(self, value, name):
         if isinstance(value, str):
@@ -94,7 +105,7 @@ class Twin:
     def request_of(self, step, name, side):
         target = self.path(step["path"], name)
         query = urllib.parse.urlencode([(key, self.fill(value, name)) for key, value in step.get("query", [])])
-        headers = [(key, value) for key, value in step.get("headers", [])]
+        headers = [(key, self.fill(value, name).replace(":NS", ":" + self.spaces["NS"])) for key, value in step.get("headers", [])]
         if not any(key == "Accept" for key, _ in headers):
             headers.append(("Accept", "application/json"))
         if step.get("as"):
@@ -120,15 +131,17 @@ class Twin:
         named |= {value for step in steps for key, value in step.get("query", []) if key == "resourceVersion"}
         sides = [normal.Normal(named), normal.Normal(named)]
         made = []
+        before = self.revisions() if any(step["method"] == "WATCH" for step in steps) else []
         try:
             for at, step in enumerate(steps):
                 if step["method"] == "WATCH":
-                    answers = self.watched(step, name, made)
+                    answers = self.watched(step, name, before)
                     seen = [side.tree(answer) for side, answer in zip(sides, answers)]
                     seen = [{"status": "watch", "body": it} for it in seen]
                 else:
                     requests = [self.request_of(step, name, side) for side in self.pair.sides]
-                    answers = self.pair.send(*requests)
+                    answers = self.pair.send(requests, step.get("anonymous", False))
+                    self.settle(step, answers)
                     self.note(step, answers, made, name)
                     seen = [side.answer(answer) for side, answer in zip(sides, answers)]
                 found = normal.difference(*seen)
@@ -142,6 +155,15 @@ class Twin:
             return None
         finally:
             self.clean(made)
+
+    def settle(self, step, answers):
+        """A new definition's status is written by a controller of the server, at once."""
+        if step["method"] == "DELETE" or not step["path"].startswith(definitions.DEFINITIONS) or ["dryRun", "All"] in step.get("query", []):
+            return
+        for side, answer in zip(self.pair.sides, answers):
+            body = answer.json() if answer.status in (200, 201) else None
+            if isinstance(body, dict) and body.get("kind") == "CustomResourceDefinition":
+                self.until(side, f"{definitions.DEFINITIONS}/{body['metadata']['name']}", is_established, 2)
 
     def note(self, step, answers, made, name):
         if step["method"] not in ("POST", "PUT", "PATCH") or not any(answer.status in (200, 201) for answer in answers):
@@ -160,8 +182,23 @@ class Twin:
             if path not in made:
                 made.append(path)
 
-    def watched(self, step, name, made):
-        raise NotImplementedError
+    def revisions(self):
+        """Where each server's history is now."""
+        path = f"/api/v1/namespaces/{self.spaces['NS']}/configmaps?limit=1"
+        return [side.call("GET", path).json()["metadata"]["resourceVersion"] for side in self.pair.sides]
+
+    def watched(self, step, name, before):
+        """The events of a watch from where the history was before the case, unless the step says from where."""
+        query = [(key, self.fill(value, name)) for key, value in step["query"]]
+        asked = any(key in ("resourceVersion", "sendInitialEvents") for key, _ in query)
+        accept = next((value for key, value in step.get("headers", []) if key == "Accept"), "application/json")
+        answers = []
+        for side, revision in zip(self.pair.sides, before):
+            self.pair.sent += 1
+            own = query if asked else query + [("resourceVersion", revision)]
+            target = self.path(step["path"], name) + "?" + urllib.parse.urlencode(own)
+            answers.append(side.watch(target, step["count"], WATCH_LIMIT, accept))
+        return answers
 
     def clean(self, made):
         for path in made:
@@ -194,6 +231,11 @@ class Twin:
                 if tries >= SHRINKS:
                     break
         return steps, wanted
+
+
+def is_established(answer):
+    status = (answer.json() or {}).get("status") or {}
+    return any(it.get("type") == "Established" and it.get("status") == "True" for it in status.get("conditions") or [])
 
 
 def alike(one, two):
@@ -250,7 +292,7 @@ def work(options, worker, queue):
     twin = Twin(options, worker)
     if worker != 0:
         time.sleep(1)
-    twin.prepare()
+    twin.prepare(options.sources.split(","))
     end = time.time() + options.seconds
     names = options.sources.split(",")
     known = {}
@@ -262,8 +304,10 @@ def work(options, worker, queue):
     while time.time() < end and (options.cases is None or number < options.cases):
         source = names[number % len(names)] if options.case is None else options.source
         steps = iterators[source](random.Random(f"{options.seed}/{source}/{number}"), number)
-        if steps is None:
-            names.remove(source)
+        if not steps:
+            # A source without cases, or an object that neither server has a path for.
+            if steps is None:
+                names.remove(source)
             if not names:
                 break
             number += options.workers

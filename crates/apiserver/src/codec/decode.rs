@@ -193,7 +193,22 @@ pub(crate) fn patched_misfit(
     let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
     let definition = schemas.definition_name(group, version, kind);
     let explained = definition.and_then(|name| explain(reader, json, &name, schemas));
-    explained.unwrap_or_else(|| plain(error))
+    explained.unwrap_or_else(|| match plain(error) {
+        why if reader == Reader::Tree && why.starts_with("illegal base64") => {
+            format!("error decoding from json: {why}")
+        }
+        why => why,
+    })
+}
+
+/// Why JSON is not of a type that all kinds share.
+pub(crate) fn shared_misfit(
+    json: &[u8],
+    definition: &str,
+    schemas: &dyn SchemaSource,
+    error: &serde_json::Error,
+) -> String {
+    explain(Reader::Json, json, definition, schemas).unwrap_or_else(|| error.to_string())
 }
 
 /// The decoder's own message.
@@ -357,7 +372,7 @@ fn summary(body: &[u8]) -> String {
 }
 
 /// Why kind and version cannot be read from JSON that is not an object's.
-fn type_meta_error(reader: Reader, json: &[u8]) -> String {
+pub(crate) fn type_meta_error(reader: Reader, json: &[u8]) -> String {
     if reader == Reader::Cbor {
         return cbor_type_meta_error(json);
     }

@@ -132,8 +132,12 @@ impl Registry {
         let api_version = row.api_version();
         let write = self.write_of(ctx, &kind, &api_version);
         let entries = match old {
-            None => shown(row, object)
-                .and_then(|after| write.update(None, &parsed(&after)?, sent.as_deref())),
+            None => shown(row, object).and_then(|after| {
+                let after = parsed(&after)?;
+                // Upstream compares a new object with an empty one of its Go type.
+                let after = if row.custom { after } else { after.without_unset() };
+                write.update(None, &after, sent.as_deref())
+            }),
             Some(old) => {
                 let stored = old.meta_mut().managed_fields.take();
                 let entries = owned_after(&write, row, object, old, sent, stored.as_deref());

@@ -8,8 +8,9 @@ use machinery::{Object, ObjectMeta, OwnerReference, Time};
 
 use super::store_key;
 use crate::StatusError;
+use crate::query::parse_unsigned;
 use crate::request::Key;
-use crate::resource::{MetadataRules, Resource};
+use crate::resource::{MetadataPass, Resource};
 
 /// Maximum size of all annotations of an object. Upstream: 256 KiB.
 const ANNOTATIONS_LIMIT: usize = 256 << 10;
@@ -66,8 +67,12 @@ pub(super) fn carry_over(object: &mut dyn Object, old: &dyn Object) {
     let (meta, before) = (object.meta_mut(), old.meta());
     meta.uid = before.uid.clone();
     meta.creation_timestamp = before.creation_timestamp.clone();
-    meta.deletion_timestamp = before.deletion_timestamp.clone();
-    meta.deletion_grace_period_seconds = before.deletion_grace_period_seconds;
+    // Only validation refuses an update that begins a deletion, or changes its grace period.
+    if before.deletion_timestamp.is_some() {
+        meta.deletion_timestamp = before.deletion_timestamp.clone();
+    }
+    meta.deletion_grace_period_seconds =
+        meta.deletion_grace_period_seconds.or(before.deletion_grace_period_seconds);
     meta.generation = before.generation;
     meta.self_link = None;
     if meta.generate_name.is_none() {
@@ -89,8 +94,10 @@ pub(super) fn check_patched(
         return Ok(());
     }
     let mut errors = FieldErrors::default();
-    // Upstream validates metadata twice on updates.
-    for _ in 0..2 {
+    // Once for all kinds, and in the kind's own validation.
+    let passes = row.strategy.metadata_rules().update;
+    let updates = passes.iter().filter(|pass| **pass == MetadataPass::Update).count();
+    for _ in 0..=updates {
         errors.invalid(&Path::new("metadata").child("uid"), uid, "field is immutable");
     }
     Err(StatusError::invalid(&row.group, &row.kind, &key.name, errors))
@@ -130,9 +137,9 @@ pub(super) fn check_preconditions(
 ) -> Result<(), StatusError> {
     let (meta, before) = (object.meta(), old.meta());
     let name = old.name();
-    match meta.resource_version.as_deref() {
-        None | Some("") if row.strategy.unconditional_update() => {}
-        None | Some("") => {
+    match named_revision(meta) {
+        None if row.strategy.unconditional_update() => {}
+        None => {
             let mut errors = FieldErrors::default();
             errors.invalid(
                 &Path::new("metadata").child("resourceVersion"),
@@ -142,8 +149,7 @@ pub(super) fn check_preconditions(
             return Err(StatusError::invalid(&row.group, &row.plural, name, errors));
         }
         version if version == before.resource_version.as_deref() => {}
-        Some(version) if version.parse::<u64>().is_err() => return Err(not_a_number(version)),
-        Some(_) => return Err(modified(row, name)),
+        Some(version) => return Err(other_version(row, name, version)),
     }
     if let Some(uid) =
         meta.uid.as_deref().filter(|uid| !uid.is_empty() && Some(*uid) != before.uid.as_deref())
@@ -164,10 +170,18 @@ pub(super) fn other_uid(row: &Resource, key: &Key, wanted: &str, found: &str) ->
     )
 }
 
-/// An invalid revision, in the words of Go's number parser.
-fn not_a_number(version: &str) -> StatusError {
-    let why = format!("strconv.ParseUint: parsing {version:?}: invalid syntax");
-    StatusError::new(Reason::Unknown, why).with_code(500)
+/// The revision that an update is for. To upstream's storage, zero is none.
+pub(super) fn named_revision(meta: &ObjectMeta) -> Option<&str> {
+    let is_one = |version: &&str| !version.is_empty() && parse_unsigned(version) != Ok(0);
+    meta.resource_version.as_deref().filter(is_one)
+}
+
+/// An update names another revision, or none.
+fn other_version(row: &Resource, name: &str, version: &str) -> StatusError {
+    match parse_unsigned(version) {
+        Ok(_) => modified(row, name),
+        Err(why) => StatusError::new(Reason::Unknown, why).with_code(500),
+    }
 }
 
 /// The conflict of optimistic locking.
@@ -181,12 +195,7 @@ pub(super) fn validate_new(row: &Resource, object: &dyn Object) -> FieldErrors {
     let mut errors = FieldErrors::default();
     let path = Path::new("metadata");
     let meta = object.meta();
-    if let Some(prefix) = meta.generate_name.as_deref().filter(|prefix| !prefix.is_empty()) {
-        let own = row.strategy.own_name_errors(object, prefix);
-        for why in row.strategy.name_errors(&masked(prefix)).into_iter().chain(own) {
-            errors.invalid(&path.child("generateName"), prefix, &why);
-        }
-    }
+    validate_prefix(row, object, &path, &mut errors);
     match object.name() {
         "" => errors.required(&path.child("name"), "name or generateName is required"),
         name => {
@@ -201,6 +210,17 @@ pub(super) fn validate_new(row: &Resource, object: &dyn Object) -> FieldErrors {
     }
     validate_common(row, meta, &path, &mut errors);
     errors
+}
+
+fn validate_prefix(row: &Resource, object: &dyn Object, path: &Path, errors: &mut FieldErrors) {
+    let prefix = object.meta().generate_name.as_deref().unwrap_or_default();
+    if prefix.is_empty() {
+        return;
+    }
+    let own = row.strategy.own_name_errors(object, prefix);
+    for why in row.strategy.name_errors(&masked(prefix)).into_iter().chain(own) {
+        errors.invalid(&path.child("generateName"), prefix, &why);
+    }
 }
 
 /// A prefix is validated like a whole name: the last dash is replaced, because other characters follow it.
@@ -223,7 +243,7 @@ fn validate_common(row: &Resource, meta: &ObjectMeta, path: &Path, errors: &mut 
 
 /// Finalizers without a domain.
 fn validate_domains(row: &Resource, meta: &ObjectMeta, path: &Path, errors: &mut FieldErrors) {
-    if row.custom || row.strategy.metadata_rules() != MetadataRules::Full {
+    if row.custom || !row.strategy.metadata_rules().needs_domains {
         return;
     }
     for (index, name) in meta.finalizers.iter().flatten().enumerate() {
@@ -234,28 +254,51 @@ fn validate_domains(row: &Resource, meta: &ObjectMeta, path: &Path, errors: &mut
     }
 }
 
-/// The errors in the metadata after an update.
+/// The errors in the metadata after an update: those that are reported for all kinds, then those of the kind.
 pub(super) fn validate_update(
     row: &Resource,
+    subresource: &str,
     object: &dyn Object,
     old: &dyn Object,
 ) -> FieldErrors {
     let mut errors = FieldErrors::default();
     let path = Path::new("metadata");
-    let (meta, before) = (object.meta(), old.meta());
+    let meta = object.meta();
+    validate_maps(meta, &path, &mut errors);
+    validate_owners(meta, &path, &mut errors);
+    validate_finalizers(meta, &path, &mut errors);
+    validate_change(meta, old.meta(), &path, &mut errors);
+    let rules = row.strategy.metadata_rules();
+    let passes = if subresource.is_empty() { rules.update } else { rules.part };
+    for pass in passes {
+        match pass {
+            MetadataPass::Whole => {
+                validate_prefix(row, meta, &path, &mut errors);
+                validate_common(row, meta, &path, &mut errors);
+            }
+            MetadataPass::Update => {
+                validate_change(meta, old.meta(), &path, &mut errors);
+                validate_domains(row, meta, &path, &mut errors);
+            }
+        }
+    }
+    errors
+}
+
+/// Upstream: `ValidateObjectMetaAccessorUpdate`.
+fn validate_change(meta: &ObjectMeta, before: &ObjectMeta, path: &Path, errors: &mut FieldErrors) {
     if before.deletion_timestamp.is_some() {
         let had = before.finalizers.as_deref().unwrap_or_default();
         let has = meta.finalizers.as_deref().unwrap_or_default();
-        let added: Vec<&String> = has.iter().filter(|one| !had.contains(one)).collect();
+        let mut added: Vec<&String> = has.iter().filter(|one| !had.contains(one)).collect();
+        added.sort_unstable();
+        added.dedup();
         if !added.is_empty() {
             let detail = format!(
                 "no new finalizers can be added if the object is being deleted, found new finalizers {}",
                 go_strings(&added)
             );
-            // As for uids, upstream validates twice.
-            for _ in 0..2 {
-                errors.forbidden(&path.child("finalizers"), &detail);
-            }
+            errors.forbidden(&path.child("finalizers"), &detail);
         }
     }
     for (name, now, then) in
@@ -265,10 +308,16 @@ pub(super) fn validate_update(
             errors.invalid(&path.child(name), now, "field is immutable");
         }
     }
-    validate_common(row, meta, &path, &mut errors);
-    // And once more, like the rest above.
-    validate_domains(row, meta, &path, &mut errors);
-    errors
+    if meta.deletion_timestamp != before.deletion_timestamp {
+        let at = path.child("deletionTimestamp");
+        errors.invalid(&at, &meta.deletion_timestamp, "field is immutable");
+    }
+    if meta.deletion_grace_period_seconds != before.deletion_grace_period_seconds {
+        let at = path.child("deletionGracePeriodSeconds");
+        errors.invalid(&at, meta.deletion_grace_period_seconds, "field is immutable");
+    }
+    validate_maps(meta, path, errors);
+    validate_owners(meta, path, errors);
 }
 
 /// `[]string{"a", "b"}`, upstream's format of lists.
@@ -403,5 +452,84 @@ pub(super) fn check_new_version(object: &dyn Object) -> Result<(), StatusError> 
             "resourceVersion should not be set on objects to be created",
         )
         .without_details()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use k8s_openapi::api::core::v1::ConfigMap;
+
+    use super::*;
+    use crate::resource::{MetadataRules, Strategy};
+
+    struct With(MetadataRules);
+
+    impl Strategy for With {
+        fn metadata_rules(&self) -> MetadataRules {
+            self.0
+        }
+    }
+
+    /// L: labels, A: annotations, F: finalizers, d: a finalizer without a domain, N: a new finalizer.
+    fn reported(rules: MetadataRules, subresource: &str, deletes: bool) -> String {
+        let mut row = crate::testing::row::<ConfigMap>("configmaps", &[], true);
+        row.strategy = Arc::new(With(rules));
+        let mut old = ConfigMap::default();
+        old.metadata.name = Some("a".into());
+        old.metadata.deletion_timestamp = deletes.then(|| Time(base::clock::now_seconds()));
+        let mut new = old.clone();
+        let bad = || Some([("a b".to_owned(), "c".to_owned())].into());
+        (new.metadata.labels, new.metadata.annotations) = (bad(), bad());
+        new.metadata.finalizers = Some(vec!["a.b/c d".into(), "plain".into()]);
+        let errors = validate_update(&row, subresource, &new, &old);
+        let letter = |error: &machinery::field::FieldError| match &*error.field {
+            "metadata.labels" => 'L',
+            "metadata.annotations" => 'A',
+            "metadata.finalizers" if error.message.starts_with("Forbidden") => 'N',
+            "metadata.finalizers" => 'F',
+            "metadata.finalizers[1]" => 'd',
+            other => panic!("{other}"),
+        };
+        errors.0.iter().map(letter).collect()
+    }
+
+    #[test]
+    fn updates_neither_begin_a_deletion_nor_change_its_grace_period() {
+        let row = crate::testing::row::<ConfigMap>("configmaps", &[], true);
+        let mut old = ConfigMap::default();
+        old.metadata.name = Some("a".into());
+        let mut new = old.clone();
+        new.metadata.deletion_timestamp = Some(Time(jiff::Timestamp::UNIX_EPOCH));
+        new.metadata.deletion_grace_period_seconds = Some(5);
+        let check = |new: &ConfigMap, old: &ConfigMap, expected: &[&str]| {
+            let mut new = new.clone();
+            carry_over(&mut new, old);
+            let errors = validate_update(&row, "", &new, old);
+            let texts: Vec<String> = errors.0.iter().take(2).map(ToString::to_string).collect();
+            assert_eq!(texts, expected);
+        };
+        let begun = "metadata.deletionTimestamp: Invalid value: \"1970-01-01T00:00:00Z\": field is immutable";
+        let grace = "metadata.deletionGracePeriodSeconds: Invalid value: 5: field is immutable";
+        check(&new, &old, &[begun, grace]);
+        check(&old, &new, &[]);
+        check(&new, &new, &[]);
+    }
+
+    #[test]
+    fn updates_report_errors_as_often_as_upstream() {
+        for (rules, expected) in [
+            (MetadataRules::FULL, "LAFLALAd"),
+            (MetadataRules::PLAIN, "LAFLALA"),
+            (MetadataRules::NONE, "LAFLA"),
+            (MetadataRules::WHOLE, "LAFLALAFd"),
+            (MetadataRules::WHOLE_AND_UPDATE, "LAFLALAFdLAd"),
+            (MetadataRules::UPDATE_AND_WHOLE, "LAFLALAdLAFd"),
+        ] {
+            assert_eq!(reported(rules, "", false), expected, "{rules:?}");
+        }
+        assert_eq!(reported(MetadataRules::WHOLE, "status", false), "LAFLALAd");
+        assert_eq!(reported(MetadataRules::FULL, "", true), "LAFNLANLAd");
     }
 }

@@ -34,7 +34,7 @@ use crate::metrics::storage::StorageNumbers;
 use crate::request::{Key, RequestContext, UserInfo};
 use crate::resource::{CreateHandler, Created, Examined, Resource, ResourceTable};
 use crate::schemas::{NoSchemas, SchemaSource};
-pub(crate) use read::{not_a_version, parse_version};
+pub(crate) use read::parse_version;
 
 pub use crate::stored::{EventStream, List, Stored, WatchEvent};
 

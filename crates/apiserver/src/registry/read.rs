@@ -17,6 +17,7 @@ use tokio::time::Instant;
 use super::{EventStream, List, ListOptions, Registry, Stored, WatchEvent, store_error};
 use crate::StatusError;
 use crate::cacher::{CacheEvent, Cacher, Cursor, Entry, Scope, parse_key, storage_prefix};
+use crate::query::parse_unsigned;
 use crate::request::Key;
 use crate::resource::Resource;
 
@@ -392,20 +393,16 @@ fn all_stored<'e>(
     Stored::all(row, &values.collect::<Vec<_>>())
 }
 
-/// Why a text is no resourceVersion, in the words of Go's number parser.
-pub(crate) fn not_a_version(text: &str) -> String {
-    let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-    let why = if is_number { "value out of range" } else { "invalid syntax" };
-    format!("resourceVersion: Invalid value: {text:?}: strconv.ParseUint: parsing {text:?}: {why}")
-}
-
 /// Missing and empty are the same.
 pub(crate) fn parse_version(text: Option<&str>) -> Result<Option<Revision>, StatusError> {
     match text {
         None | Some("") => Ok(None),
-        Some(text) => match text.parse() {
+        Some(text) => match parse_unsigned(text) {
             Ok(number) => Ok(Some(Revision(number))),
-            Err(_) => Err(StatusError::new(Reason::Unknown, not_a_version(text))),
+            Err(why) => {
+                let why = format!("resourceVersion: Invalid value: {text:?}: {why}");
+                Err(StatusError::new(Reason::Unknown, why))
+            }
         },
     }
 }

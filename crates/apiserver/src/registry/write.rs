@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex};
 use bytes::Bytes;
 use machinery::Object;
 use machinery::object::{DecodeError, Decoded};
+use machinery::patch::apply::described;
 use machinery::patch::{self, PatchError, PatchKind};
 use machinery::status::Reason;
 use serde_json::Value;
@@ -131,7 +132,7 @@ impl Registry {
         let examined = Examined::new(&*object);
         let mut errors = strategy.validate(&examined);
         errors = match (strategy.metadata_rules(), errors.is_empty()) {
-            (MetadataRules::Last, false) => errors,
+            (MetadataRules { last: true, .. }, false) => errors,
             _ => {
                 let mut all = metadata::validate_new(row, &*object);
                 all.append(std::mem::take(&mut errors));
@@ -308,7 +309,7 @@ impl Registry {
         if wish && strategy.bumps_generation(object, old) {
             object.meta_mut().generation = Some(old.meta().generation.unwrap_or_default() + 1);
         }
-        let mut errors = metadata::validate_update(row, object, old);
+        let mut errors = metadata::validate_update(row, &ctx.subresource, object, old);
         let owners = [&mut *object, old].map(|one| one.meta_mut().managed_fields.take());
         let (examined, before) = (Examined::new(object), Examined::new(old));
         errors.append(strategy.validate_update(ctx, &examined, &before));
@@ -485,9 +486,26 @@ impl Registry {
     ) -> Result<Box<dyn Object>, StatusError> {
         let configuration = parse_json(body)?;
         let (merged, entries) = self.merged_by_owner(ctx, live, &configuration, force)?;
-        let mut object = self.decoded(ctx, codec.decode_value(merged))?;
+        let decoded = codec.decode_value(merged);
+        let decoded = decoded.map_err(|error| self.not_converted(&configuration, &error))?;
+        let mut object = self.decoded(ctx, Ok(decoded))?;
         object.meta_mut().managed_fields = Some(entries).filter(|entries| !entries.is_empty());
         Ok(object)
+    }
+
+    /// The error of a configuration that has its type's shape, but values that the type does not have. The
+    /// values of the existing object are sound.
+    fn not_converted(&self, configuration: &Value, error: &DecodeError) -> StatusError {
+        let text = |name: &str| configuration[name].as_str().unwrap_or_default();
+        let of = (text("apiVersion"), text("kind"));
+        let json = configuration.to_string();
+        let why = patched_misfit(Reader::Tree, json.as_bytes(), of, self.schemas(), error);
+        let object = described(configuration);
+        let kind = object.split_once("; ").map_or("", |(_, kind)| kind);
+        let text = format!(
+            "failed to convert new object ({object}) to proper version: unable to convert unstructured object to {kind}: {why}"
+        );
+        StatusError::new(Reason::Unknown, text).without_details()
     }
 
     /// Whether this update changes field ownership. Apply and views have set it already, and the server's own
@@ -629,9 +647,7 @@ enum New {
 /// Whether the intent names the revision that it changes. Then the caller must resolve a lost race.
 fn names_its_revision(intent: &Intent) -> bool {
     match intent {
-        Intent::Update { object } => {
-            object.meta().resource_version.as_deref().is_some_and(|v| !v.is_empty())
-        }
+        Intent::Update { object } => metadata::named_revision(object.meta()).is_some(),
         _ => false,
     }
 }

@@ -6,22 +6,18 @@ use http::{Response, StatusCode};
 use machinery::StatusError;
 use machinery::field::{FieldErrors, Path};
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::body;
 use super::options::{check_dry_run, finish};
 use super::{Call, list_options};
 use crate::codec::decode::{self, BodyFormat};
-use crate::codec::explain::{Reader, explain};
-use crate::codec::{self, cbor};
+use crate::codec::explain::Reader;
+use crate::codec::{self, cbor, gojson};
 use crate::query::Query;
 use crate::registry::{DeleteOptions, Intent, Outcome, Stored};
 use crate::resource::Body;
 use crate::schemas::SchemaSource;
-
-const DEFINITION: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.DeleteOptions";
-/// The name of upstream's scheme of options, which errors show.
-const SCHEME: &str = "pkg/apis/meta/internalversion/scheme/register.go:27";
 
 /// `DeleteOptions` from clients. Unknown fields are ignored, as upstream.
 #[derive(Default, Deserialize)]
@@ -32,29 +28,20 @@ struct Given {
     orphan_dependents: Option<bool>,
     propagation_policy: Option<String>,
     dry_run: Option<Vec<String>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Kind {
     kind: Option<String>,
     api_version: Option<String>,
 }
 
-/// Made of a map: serde would accept an array for a struct.
 #[derive(Default, Deserialize)]
-#[serde(try_from = "Map<String, Value>")]
+#[serde(default, rename_all = "camelCase")]
 struct Preconditions {
     uid: Option<String>,
     resource_version: Option<String>,
-}
-
-impl TryFrom<Map<String, Value>> for Preconditions {
-    type Error = &'static str;
-
-    fn try_from(mut map: Map<String, Value>) -> Result<Self, Self::Error> {
-        let mut text = |name| match map.remove(name) {
-            None | Some(Value::Null) => Ok(None),
-            Some(Value::String(text)) => Ok(Some(text)),
-            Some(_) => Err("a precondition is a string"),
-        };
-        Ok(Self { uid: text("uid")?, resource_version: text("resourceVersion")? })
-    }
 }
 
 pub async fn delete(mut call: Call, body: Body) -> Result<Response<Body>, StatusError> {
@@ -107,7 +94,7 @@ async fn read(call: &mut Call, body: Body) -> Result<DeleteOptions, StatusError>
     } else {
         let json = as_json(&bytes, call.options_format()?)?;
         call.note_json(&json);
-        from_json(&json, call.schemas())?
+        from_json(&json, call.shared.openapi.schemas())?
     };
     let dry_run = given.dry_run.unwrap_or_default();
     let mut errors = FieldErrors::default();
@@ -159,26 +146,59 @@ fn as_json(bytes: &[u8], format: BodyFormat) -> Result<Cow<'_, [u8]>, StatusErro
     })
 }
 
+/// Kinds of the options' own version that are no options for a delete.
+const OTHERS: &[&str] = &[
+    "APIGroup",
+    "APIGroupList",
+    "APIResourceList",
+    "APIVersions",
+    "CreateOptions",
+    "GetOptions",
+    "ListOptions",
+    "PatchOptions",
+    "Status",
+    "UpdateOptions",
+    "WatchEvent",
+];
+
+/// The name of upstream's scheme, which errors show.
+const SCHEME: &str = "pkg/apis/meta/internalversion/scheme/register.go:27";
+
 fn from_json(json: &[u8], schemas: &dyn SchemaSource) -> Result<Given, StatusError> {
-    let given: Option<Given> = serde_json::from_slice(json).map_err(|error| {
-        let explained = explain(Reader::Json, json, DEFINITION, schemas);
-        StatusError::bad_request(explained.unwrap_or_else(|| error.to_string()))
-    })?;
-    let given = given.unwrap_or_default();
-    match given.kind.as_deref() {
-        None | Some("" | "DeleteOptions") => Ok(given),
-        Some(kind) => {
-            let version = given.api_version.as_deref().unwrap_or("v1");
-            Err(StatusError::bad_request(format!(
-                "no kind {kind:?} is registered for version {version:?} in scheme {SCHEME:?}"
-            )))
+    const DEFINITION: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.DeleteOptions";
+    let refused = |why: String| Err(StatusError::bad_request(why));
+    if json.trim_ascii() == b"null" {
+        return Ok(Given::default());
+    }
+    let is_object = json.trim_ascii_start().first() == Some(&b'{');
+    let kind = serde_json::from_slice::<Kind>(json).ok().filter(|_| is_object);
+    let Some(Kind { kind, api_version }) = kind else {
+        if let Err(why) = gojson::check(json) {
+            return refused(format!("couldn't get version/kind; json parse error: {why}"));
+        }
+        return refused(decode::type_meta_error(Reader::Json, json));
+    };
+    match kind.as_deref().unwrap_or_default() {
+        "" | "DeleteOptions" => {}
+        other if OTHERS.contains(&other) => {
+            let text = format!("converting (v1.{other}) to (v1.DeleteOptions): unknown conversion");
+            return refused(text);
+        }
+        other => {
+            let version = api_version.filter(|version| !version.is_empty());
+            let version = version.unwrap_or_else(|| "v1".into());
+            return refused(format!(
+                "no kind {other:?} is registered for version {version:?} in scheme {SCHEME:?}"
+            ));
         }
     }
+    serde_json::from_slice(json)
+        .or_else(|error| refused(decode::shared_misfit(json, DEFINITION, schemas, &error)))
 }
 
 fn from_query(query: &Query) -> Result<Given, StatusError> {
     let text = |name: &str| query.first(name).filter(|text| !text.is_empty());
-    let grace_period_seconds = match text("gracePeriodSeconds") {
+    let grace_period_seconds = match query.first("gracePeriodSeconds") {
         None => None,
         Some(text) => Some(text.parse().map_err(|_| {
             StatusError::bad_request(format!("strconv.ParseInt: parsing {text:?}: invalid syntax"))
@@ -192,9 +212,51 @@ fn from_query(query: &Query) -> Result<Given, StatusError> {
     Ok(Given {
         grace_period_seconds,
         preconditions: Some(preconditions),
-        orphan_dependents: text("orphanDependents").map(|_| query.flag("orphanDependents")),
+        orphan_dependents: query.optional_flag("orphanDependents"),
         propagation_policy: text("propagationPolicy").map(str::to_owned),
         dry_run: (!dry_run.is_empty()).then_some(dry_run),
-        ..Given::default()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::schemas::NoSchemas;
+
+    #[test]
+    fn bodies_that_are_no_options_are_refused_in_upstreams_words() {
+        for (body, expected) in [
+            (
+                r#"{"kind":"Odd","apiVersion":"v1"}"#,
+                r#"no kind "Odd" is registered for version "v1" in scheme "pkg/apis/meta/internalversion/scheme/register.go:27""#,
+            ),
+            (
+                r#"{"kind":"Status","apiVersion":"v1"}"#,
+                "converting (v1.Status) to (v1.DeleteOptions): unknown conversion",
+            ),
+            ("{", "couldn't get version/kind; json parse error: unexpected end of JSON input"),
+            (
+                "5",
+                r#"couldn't get version/kind; json parse error: json: cannot unmarshal number into Go value of type struct { APIVersion string "json:\"apiVersion,omitempty\""; Kind string "json:\"kind,omitempty\"" }"#,
+            ),
+        ] {
+            let found =
+                from_json(body.as_bytes(), &NoSchemas).err().map(|error| error.message.clone());
+            assert_eq!(found.as_deref(), Some(expected), "{body}");
+        }
+        for body in
+            ["null", "{}", r#"{"unknown":1}"#, r#"{"kind":"DeleteOptions","apiVersion":"odd/v1"}"#]
+        {
+            assert!(from_json(body.as_bytes(), &NoSchemas).is_ok(), "{body}");
+        }
+    }
+
+    #[test]
+    fn an_empty_grace_period_is_no_number() {
+        let error = from_query(&Query::parse("gracePeriodSeconds=")).err();
+        let error = error.map(|error| error.message.clone());
+        assert_eq!(error.as_deref(), Some(r#"strconv.ParseInt: parsing "": invalid syntax"#));
+        let given = from_query(&Query::parse("orphanDependents=x")).expect("valid");
+        assert_eq!(given.orphan_dependents, Some(true));
+    }
 }

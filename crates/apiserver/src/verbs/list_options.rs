@@ -13,8 +13,8 @@ use release::features::{self, Feature};
 
 use super::Call;
 use super::options::finish;
-use crate::query::Query;
-use crate::registry::{ListOptions, not_a_version};
+use crate::query::{Query, parse_unsigned};
+use crate::registry::ListOptions;
 use crate::resource::Resource;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -175,10 +175,8 @@ fn check_version(options: &ListOptions, purpose: For) -> Result<(), StatusError>
             false => Ok(()),
         };
     }
-    if version.parse::<u64>().is_ok() {
-        return Ok(());
-    }
-    let why = not_a_version(version);
+    let Err(why) = parse_unsigned(version) else { return Ok(()) };
+    let why = format!("resourceVersion: Invalid value: {version:?}: {why}");
     Err(match purpose {
         For::List => StatusError::bad_request(format!("invalid resource version: {why}")),
         For::Watch => StatusError::new(Reason::Unknown, why),

@@ -72,13 +72,16 @@ fn check_manager(manager: &str, errors: &mut FieldErrors) {
     if manager.len() > LONGEST {
         errors.too_long(&path, LONGEST);
     }
-    // In Go's `unicode.IsPrint` the only printable white space is the ASCII space.
-    for (at, c) in manager.char_indices() {
-        if c.is_control() || (c.is_whitespace() && c != ' ') {
-            let why = format!("invalid character U+{:04X} (at position {at})", u32::from(c));
-            errors.invalid(&path, manager, &why);
-        }
+    for (at, c) in manager.char_indices().filter(|(_, c)| !is_printable(*c)) {
+        let detail = format!("invalid character U+{:04X} (at position {at})", u32::from(c));
+        errors.invalid(&path, manager, &detail);
     }
+}
+
+/// Go's `unicode.IsPrint`: the only printable white space is the ASCII space.
+fn is_printable(c: char) -> bool {
+    let is_escaped = !c.is_alphanumeric() && c.escape_debug().len() > 1;
+    matches!(c, ' ' | '"' | '\'' | '\\') || !(c.is_control() || c.is_whitespace() || is_escaped)
 }
 
 /// `All` is the only valid value.
@@ -99,5 +102,28 @@ pub fn finish(kind: &str, errors: FieldErrors) -> Result<(), StatusError> {
         Ok(())
     } else {
         Err(StatusError::invalid("meta.k8s.io", kind, "", errors))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_character_that_is_not_printable_is_named() {
+        for (manager, expected) in [
+            ("kubectl a-b\"'\\é", vec![]),
+            ("a\u{1}\u{a0}", vec!["U+0001 (at position 1)", "U+00A0 (at position 2)"]),
+        ] {
+            let mut errors = FieldErrors::default();
+            check_manager(manager, &mut errors);
+            let found: Vec<&str> = errors
+                .0
+                .iter()
+                .filter_map(|error| error.message.split_once("invalid character "))
+                .map(|(_, found)| found)
+                .collect();
+            assert_eq!(found, expected, "{manager:?}");
+        }
     }
 }

@@ -102,7 +102,7 @@ impl Strategy for Definitions {
 
     /// The server's own finalizer has no domain.
     fn metadata_rules(&self) -> MetadataRules {
-        MetadataRules::Plain
+        MetadataRules::PLAIN
     }
 
     fn prepare_create(&self, _: &RequestContext, object: &mut dyn Object) {

@@ -4,6 +4,7 @@
 use std::collections::HashSet;
 use std::fmt::Write as _;
 
+use apiserver::resource::MetadataRules;
 use cel::Type;
 use cel::environments::{self, Offers};
 use k8s_openapi::api::admissionregistration::v1::{MatchResources, ParamKind, ParamRef};
@@ -23,7 +24,7 @@ const API_EXTENSIONS: &[&str] = &["api-extensions"];
 
 /// What the rules of all kinds of the group have alike.
 const RULES: Rules = Rules {
-    metadata: apiserver::resource::MetadataRules::Plain,
+    metadata: MetadataRules { needs_domains: false, ..MetadataRules::WHOLE },
     unconditional_update: false,
     ..Rules::NONE
 };

@@ -7,7 +7,7 @@ use k8s_openapi::api::admissionregistration::v1::ValidatingAdmissionPolicy;
 use machinery::names;
 
 use super::{API_EXTENSIONS, Composed, RULES, default_match, param_kind_cell, policy_head};
-use crate::kind::{Kind, Rules, STATUS, age, name, spec_and_status, text};
+use crate::kind::{Kind, Rules, STATUS, age, name, spec_and_bare_status, text};
 use crate::validate::at::At;
 use crate::validate::shared::conditions;
 
@@ -19,7 +19,7 @@ pub(crate) static KIND: Kind<ValidatingAdmissionPolicy> = Kind {
         spec.failure_policy.get_or_insert_with(|| "Fail".into());
         default_match(spec.match_constraints.as_mut());
     },
-    parts: Some(spec_and_status!()),
+    parts: Some(spec_and_bare_status!()),
     generation: Some(|new, old| new.spec != old.spec),
     rules: Rules { create: validating_policy, parts: &[("status", policy_status)], ..RULES },
     columns: &[

@@ -14,7 +14,7 @@ use machinery::field::{FieldErrors, Path};
 use machinery::{Time, names};
 
 use crate::generic::Hooks;
-use crate::kind::{Kind, Rules, STATUS, age, name, spec_and_status, text};
+use crate::kind::{Kind, Rules, STATUS, age, name, spec_and_bare_status, text};
 
 const HTTPS: i32 = 443;
 
@@ -28,7 +28,7 @@ pub(crate) static KIND: Kind<APIService> = Kind {
             service.port.get_or_insert(HTTPS);
         }
     },
-    parts: Some(spec_and_status!()),
+    parts: Some(spec_and_bare_status!()),
     rules: Rules {
         typed: Some(|object, subresource| match subresource {
             "status" => validate_status(object),
@@ -36,8 +36,8 @@ pub(crate) static KIND: Kind<APIService> = Kind {
         }),
         // Names follow from the spec: see `own_name_errors`.
         name: names::path_segment,
-        metadata: MetadataRules::Plain,
         unconditional_update: false,
+        metadata: MetadataRules { needs_domains: false, ..MetadataRules::UPDATE_AND_WHOLE },
         ..Rules::NONE
     },
     columns: &[

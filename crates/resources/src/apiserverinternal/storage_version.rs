@@ -5,14 +5,14 @@ use std::collections::{HashMap, HashSet};
 use k8s_openapi::api::apiserverinternal::v1alpha1::StorageVersion;
 use machinery::names;
 
-use crate::kind::{Kind, Rules, STATUS, age, field, name, spec_and_status};
+use crate::kind::{Kind, Rules, STATUS, age, field, name, spec_and_bare_status};
 use crate::validate::at::{At, NameCheck};
 use crate::validate::core;
 
 pub(crate) static KIND: Kind<StorageVersion> = Kind {
     optional: true,
     subresources: &[STATUS],
-    parts: Some(spec_and_status!()),
+    parts: Some(spec_and_bare_status!()),
     rules: Rules {
         create: storage_version,
         update: Some(core::unchecked),

@@ -1,5 +1,6 @@
 //! ControllerRevision: what a workload's template was at some time.
 
+use apiserver::resource::MetadataRules;
 use k8s_openapi::api::apps::v1::ControllerRevision;
 
 use crate::kind::{Kind, Rules, age, field, name, text};
@@ -9,6 +10,7 @@ pub(crate) static KIND: Kind<ControllerRevision> = Kind {
     rules: Rules {
         create: workloads::controller_revision,
         update: Some(workloads::controller_revision_update),
+        metadata: MetadataRules::UPDATE_AND_WHOLE,
         ..Rules::NONE
     },
     columns: &[

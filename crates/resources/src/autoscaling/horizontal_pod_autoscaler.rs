@@ -235,13 +235,12 @@ fn autoscaler_from(at: &At<'_>, lowest: i64) {
     let spec = at.get("spec");
     let (least, most) = (spec.get("minReplicas"), spec.get("maxReplicas"));
     least.at_least(lowest);
-    // Upstream reports what is required behind the rest of a field.
-    if least.is_set() && most.int() < least.int() {
-        most.invalid_as(most.int(), "must be greater than or equal to `minReplicas`");
-    }
     match most.int() {
         0 => most.required("must be set and greater than 0"),
         _ => most.at_least(1),
+    }
+    if least.is_set() && most.int() < least.int() {
+        most.invalid_as(most.int(), "must be greater than or equal to `minReplicas`");
     }
     object_reference(&spec.get("scaleTargetRef"), false);
     let metrics = spec.get("metrics");

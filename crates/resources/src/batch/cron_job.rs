@@ -1,5 +1,6 @@
 //! CronJob: Jobs at set times.
 
+use apiserver::resource::MetadataRules;
 use k8s_openapi::api::batch::v1::CronJob;
 use k8s_openapi::api::core::v1::Container;
 
@@ -22,7 +23,12 @@ pub(crate) static KIND: Kind<CronJob> = Kind {
         let old = old.and_then(|old| old.spec.job_template.spec.as_ref());
         close_template(new, old.map(|spec| &spec.template));
     },
-    rules: Rules { create: batch::cron_job, update: Some(batch::cron_job_update), ..Rules::NONE },
+    rules: Rules {
+        create: batch::cron_job,
+        update: Some(batch::cron_job_update),
+        metadata: MetadataRules { part: &[], ..MetadataRules::FULL },
+        ..Rules::NONE
+    },
     warnings: Some(|at, out| warnings::hostname(at, "spec.jobTemplate.spec.template", out)),
     columns: &[
         name(),

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use apiserver::request::RequestContext;
+use apiserver::resource::MetadataRules;
 use k8s_openapi::api::batch::v1::{Job, JobSpec};
 use k8s_openapi::api::core::v1::Container;
 use machinery::Object;
@@ -14,7 +15,7 @@ use crate::gated::close_template;
 use crate::generic::Hooks;
 use crate::kind::{Fields, Kind, Rules, STATUS, age, field, name, spec_and_status, text, wide};
 use crate::print::{human_duration, images, names, selector};
-use crate::validate::{batch, warnings};
+use crate::validate::{batch, status, warnings};
 
 pub(crate) static KIND: Kind<Job> = Kind {
     categories: &["all"],
@@ -26,7 +27,13 @@ pub(crate) static KIND: Kind<Job> = Kind {
         let old = old.and_then(|old| old.spec.as_ref()).map(|spec| &spec.template);
         close_template(new.spec.as_mut().map(|spec| &mut spec.template), old);
     },
-    rules: Rules { create: batch::job, update: Some(batch::job_update), ..Rules::NONE },
+    rules: Rules {
+        create: batch::job,
+        update: Some(batch::job_update),
+        parts: &[("status", status::job)],
+        metadata: MetadataRules::WHOLE_AND_UPDATE,
+        ..Rules::NONE
+    },
     warnings: Some(|at, out| warnings::hostname(at, "spec.template", out)),
     // Upstream keeps pods of a Job that an old client deletes without saying how.
     orphans: true,
@@ -98,11 +105,26 @@ struct Life;
 impl Hooks<Job> for Life {
     fn prepare_create(&self, _ctx: &RequestContext, job: &mut Job) {
         let (name, uid) = (job.name().to_owned(), job.uid().to_owned());
+        let shares = shares_labels(job);
         let spec = job.spec.get_or_insert_default();
-        if spec.manual_selector != Some(true) {
-            select_own_pods(spec, &name, &uid);
+        if spec.manual_selector == Some(true) {
+            return;
+        }
+        select_own_pods(spec, &name, &uid);
+        if shares {
+            job.metadata.labels =
+                spec.template.metadata.as_ref().and_then(|meta| meta.labels.clone());
         }
     }
+}
+
+/// Upstream: a Job without labels gets the map of its template, the same map and not a copy. Labels that are
+/// added to the template are then the Job's, too.
+/// Deviation: a Job that was sent with the labels of its template counts as one without.
+fn shares_labels(job: &Job) -> bool {
+    let template = job.spec.as_ref().and_then(|spec| spec.template.metadata.as_ref());
+    let labels = template.and_then(|meta| meta.labels.as_ref());
+    labels.is_some_and(|labels| !labels.is_empty() && job.metadata.labels.as_ref() == Some(labels))
 }
 
 fn containers(job: &Job) -> &[Container] {
@@ -159,4 +181,26 @@ fn duration(job: &Job) -> String {
     let Some(started) = status.start_time else { return String::new() };
     let ended = status.completion_time.map_or_else(base::clock::now, |time| time.0);
     human_duration(ended.as_second() - started.0.as_second())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_of_the_template_stay_shared() {
+        let labels = |text: &str| Some([(text.to_owned(), "x".to_owned())].into());
+        for (own, template, is_shared) in [("", "a", true), ("b", "a", false), ("", "", false)] {
+            let mut job = Job::default();
+            job.metadata.name = Some("j".into());
+            job.metadata.uid = Some("u".into());
+            job.metadata.labels = labels(own).filter(|_| !own.is_empty());
+            let spec = job.spec.get_or_insert_default();
+            spec.template.metadata.get_or_insert_default().labels =
+                labels(template).filter(|_| !template.is_empty());
+            default(&mut job);
+            let shares = shares_labels(&job);
+            assert_eq!(shares, is_shared, "{own:?} {template:?}");
+        }
+    }
 }

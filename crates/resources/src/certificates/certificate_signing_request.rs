@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use api::nodes;
 use apiserver::request::RequestContext;
+use apiserver::resource::MetadataRules;
 use base::pem;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -25,6 +26,11 @@ use crate::validate::at::At;
 
 const KUBELET_SERVING: &str = "kubernetes.io/kubelet-serving";
 
+const METADATA: MetadataRules = MetadataRules {
+    part: MetadataRules::WHOLE_AND_UPDATE.update,
+    ..MetadataRules::WHOLE_AND_UPDATE
+};
+
 pub(crate) static KIND: Kind<CertificateSigningRequest> = Kind {
     short: &["csr"],
     subresources: &[STATUS, part("approval")],
@@ -36,6 +42,7 @@ pub(crate) static KIND: Kind<CertificateSigningRequest> = Kind {
         update: Some(request_update),
         parts: &[("approval", approval), ("status", status)],
         name: names::path_segment,
+        metadata: METADATA,
         ..Rules::NONE
     },
     columns: &[

@@ -15,7 +15,7 @@ use x509_parser::public_key::PublicKey;
 use x509_parser::x509::SubjectPublicKeyInfo;
 
 use super::{CERTIFICATE, LONGEST, signer_name};
-use crate::kind::{Fields, Kind, Rules, STATUS, field, name, spec_and_status, text};
+use crate::kind::{Fields, Kind, Rules, STATUS, field, name, spec_and_bare_status, text};
 use crate::print::labels;
 use crate::validate::at::At;
 use crate::validate::shared::conditions;
@@ -29,7 +29,7 @@ pub(crate) static KIND: Kind<PodCertificateRequest> = Kind {
     default: |request| {
         request.spec.max_expiration_seconds.get_or_insert(DAY);
     },
-    parts: Some(spec_and_status!()),
+    parts: Some(spec_and_bare_status!()),
     rules: Rules {
         create: request,
         update: Some(request_update),

@@ -12,7 +12,7 @@ pub(crate) static KIND: Kind<Lease> = Kind {
     gated: |new, old| close(GATED, new, old),
     rules: Rules {
         create: lease,
-        metadata: MetadataRules::Plain,
+        metadata: MetadataRules::PLAIN,
         create_on_update: true,
         unconditional_update: false,
         ..Rules::NONE

@@ -1,5 +1,6 @@
 //! ConfigMap: settings, by name.
 
+use apiserver::resource::MetadataRules;
 use k8s_openapi::api::core::v1::ConfigMap;
 
 use crate::kind::{Kind, Rules, age, field, name};
@@ -11,7 +12,12 @@ pub(crate) static KIND: Kind<ConfigMap> = Kind {
         map.data.take_if(|data| data.is_empty());
         map.binary_data.take_if(|data| data.is_empty());
     },
-    rules: Rules { create: core::config_map, update: Some(core::config_map_update), ..Rules::NONE },
+    rules: Rules {
+        create: core::config_map,
+        update: Some(core::config_map_update),
+        metadata: MetadataRules::UPDATE_AND_WHOLE,
+        ..Rules::NONE
+    },
     columns: &[
         name(),
         field("Data", "string", "api.core.v1.ConfigMap.data", |map| {

@@ -1,11 +1,12 @@
 //! Endpoints: the addresses behind a Service, all in one object.
 
+use apiserver::resource::MetadataRules;
 use k8s_openapi::api::core::v1::Endpoints;
 
 use crate::defaults::fill;
-use crate::kind::{Kind, Rules, age, field, name};
+use crate::kind::{Kind, Rules, Updates, age, field, name};
 use crate::print::{first_three, or_none};
-use crate::validate::core;
+use crate::validate::{core, warnings};
 
 pub(crate) static KIND: Kind<Endpoints> = Kind {
     short: &["ep"],
@@ -21,9 +22,12 @@ pub(crate) static KIND: Kind<Endpoints> = Kind {
         create: core::endpoints,
         update: Some(core::endpoints_update),
         create_on_update: true,
+        metadata: MetadataRules::UPDATE_AND_WHOLE,
         ..Rules::NONE
     },
     deprecation: "v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice",
+    warnings: Some(warnings::addresses::endpoints),
+    warns_on_update: Updates::All,
     columns: &[
         name(),
         field("Endpoints", "string", "api.core.v1.Endpoints.subsets", |endpoints| {

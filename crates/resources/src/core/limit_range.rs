@@ -1,5 +1,6 @@
 //! LimitRange: how much each container of a namespace may have, and gets.
 
+use apiserver::resource::MetadataRules;
 use k8s_openapi::api::core::v1::LimitRange;
 
 use super::podspec;
@@ -9,7 +10,12 @@ use crate::validate::core;
 pub(crate) static KIND: Kind<LimitRange> = Kind {
     short: &["limits"],
     default,
-    rules: Rules { create: core::limit_range, create_on_update: true, ..Rules::NONE },
+    rules: Rules {
+        create: core::limit_range,
+        create_on_update: true,
+        metadata: MetadataRules::WHOLE,
+        ..Rules::NONE
+    },
     ..Kind::BASE
 };
 

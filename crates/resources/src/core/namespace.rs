@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use apiserver::request::RequestContext;
-use apiserver::resource::{Behaviour, Grace};
+use apiserver::resource::{Behaviour, Grace, MetadataRules};
 use k8s_openapi::api::core::v1::{Namespace, NamespaceSpec, NamespaceStatus};
 use machinery::{Object, names};
 
 use crate::generic::Hooks;
 use crate::kind::{Fields, Kind, Made, Rules, STATUS, Sub, age, name, text};
-use crate::validate::core;
+use crate::validate::{core, status};
 
 /// In `spec.finalizers`; the namespace controller takes it away when the contents are gone.
 const FINALIZER: &str = "kubernetes";
@@ -39,8 +39,9 @@ pub(crate) static KIND: Kind<Namespace> = Kind {
     rules: Rules {
         create: core::namespace,
         update: Some(core::unchecked),
-        parts: &[("finalize", core::namespace_finalize)],
+        parts: &[("finalize", core::namespace_finalize), ("status", status::namespace)],
         name: names::dns1123_label,
+        metadata: MetadataRules::WHOLE_AND_UPDATE,
         ..Rules::NONE
     },
     returns_deleted: true,

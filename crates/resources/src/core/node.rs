@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use apiserver::request::RequestContext;
+use apiserver::resource::MetadataRules;
 use k8s_openapi::api::core::v1::{Node, NodeSpec, NodeSystemInfo};
 use release::features::Feature;
 
@@ -11,10 +12,11 @@ use crate::connect::{PROXY_VERBS, Target, to};
 use crate::gated::{Gated, close, gated, taken};
 use crate::generic::Hooks;
 use crate::kind::{
-    Fields, Kind, Made, Parts, Rules, STATUS, Sub, age, field, name, spec_and_status, text, wide,
+    Fields, Kind, Made, Parts, Rules, STATUS, Sub, Updates, age, field, name, spec_and_status,
+    text, wide,
 };
 use crate::print::or_none;
-use crate::validate::core;
+use crate::validate::{core, warnings};
 
 const PARTS: Parts<Node> = spec_and_status!();
 const ROLE_LABEL: &str = "node-role.kubernetes.io/";
@@ -33,7 +35,15 @@ pub(crate) static KIND: Kind<Node> = Kind {
     ],
     default,
     gated: |new, old| close(GATED, new, old),
-    rules: Rules { create: core::node, update: Some(core::node_update), ..Rules::NONE },
+    rules: Rules {
+        create: core::node,
+        update: Some(core::node_update),
+        parts: &[("status", core::node_status)],
+        metadata: MetadataRules::WHOLE_AND_UPDATE,
+        ..Rules::NONE
+    },
+    warnings: Some(warnings::addresses::node),
+    warns_on_update: Updates::All,
     columns: &[
         name(),
         text("Status", "string", "The status of the node", |node| state(node).into()),

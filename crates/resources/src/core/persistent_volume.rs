@@ -1,5 +1,6 @@
 //! PersistentVolume: a volume that claims may have.
 
+use apiserver::resource::{MetadataPass, MetadataRules};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeStatus};
 use machinery::field::Path;
 use machinery::names;
@@ -7,18 +8,22 @@ use serde_json::Value;
 
 use super::{access_modes_cell, podspec};
 use crate::defaults::fill;
-use crate::kind::{Kind, Rules, STATUS, age, field, name, spec_and_status, text, wide};
+use crate::kind::{Kind, Rules, STATUS, Updates, age, field, name, spec_and_status, text, wide};
 use crate::validate::at::At;
 use crate::validate::storage::access_modes;
 use crate::validate::{internal, pod, quantity, volumes, warnings};
+
+const METADATA: MetadataRules =
+    MetadataRules { update: &[MetadataPass::Whole, MetadataPass::Whole], ..MetadataRules::FULL };
 
 pub(crate) static KIND: Kind<PersistentVolume> = Kind {
     short: &["pv"],
     subresources: &[STATUS],
     default,
     parts: Some(spec_and_status!()),
-    rules: Rules { create: volume, update: Some(volume_update), ..Rules::NONE },
+    rules: Rules { create: volume, update: Some(volume_update), metadata: METADATA, ..Rules::NONE },
     warnings: Some(warnings::volume),
+    warns_on_update: Updates::All,
     returns_deleted: true,
     columns: &[
         name(),

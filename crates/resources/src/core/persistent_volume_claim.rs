@@ -1,5 +1,6 @@
 //! PersistentVolumeClaim: a claim to a volume.
 
+use apiserver::resource::MetadataRules;
 use k8s_openapi::api::core::v1::{
     PersistentVolumeClaim, TypedLocalObjectReference, TypedObjectReference,
 };
@@ -9,7 +10,7 @@ use serde_json::Value;
 
 use super::{access_modes_cell, podspec};
 use crate::defaults::fill;
-use crate::kind::{Kind, Rules, STATUS, age, field, name, spec_and_status, text, wide};
+use crate::kind::{Kind, Rules, STATUS, Updates, age, field, name, spec_and_status, text, wide};
 use crate::validate::at::At;
 use crate::validate::storage::claim_spec;
 use crate::validate::{internal, quantity, warnings};
@@ -25,8 +26,14 @@ pub(crate) static KIND: Kind<PersistentVolumeClaim> = Kind {
     },
     parts: Some(spec_and_status!()),
     gated: close_sources,
-    rules: Rules { create: claim, update: Some(claim_update), ..Rules::NONE },
+    rules: Rules {
+        create: claim,
+        update: Some(claim_update),
+        metadata: MetadataRules::UPDATE_AND_WHOLE,
+        ..Rules::NONE
+    },
     warnings: Some(|at, out| warnings::claim(&at.get("spec"), out)),
+    warns_on_update: Updates::All,
     returns_deleted: true,
     columns: &[
         name(),

@@ -3,8 +3,8 @@
 use k8s_openapi::api::core::v1::ResourceQuota;
 
 use super::podspec;
-use crate::kind::{Kind, Rules, STATUS, age, name, spec_and_status, text};
-use crate::validate::core;
+use crate::kind::{Kind, Rules, STATUS, Updates, age, name, spec_and_status, text};
+use crate::validate::{core, warnings};
 
 pub(crate) static KIND: Kind<ResourceQuota> = Kind {
     short: &["quota"],
@@ -22,6 +22,8 @@ pub(crate) static KIND: Kind<ResourceQuota> = Kind {
         ..Rules::NONE
     },
     returns_deleted: true,
+    warnings: Some(warnings::kinds::resource_quota),
+    warns_on_update: Updates::None,
     columns: &[
         name(),
         text(

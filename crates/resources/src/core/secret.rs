@@ -1,10 +1,11 @@
 //! Secret: settings that not everybody may read.
 
+use apiserver::resource::MetadataRules;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 
 use crate::defaults::fill;
-use crate::kind::{Fields, Kind, Rules, age, field, name};
+use crate::kind::{Fields, Kind, Rules, Updates, age, field, name};
 use crate::validate::{core, warnings};
 
 pub(crate) static KIND: Kind<Secret> = Kind {
@@ -17,8 +18,14 @@ pub(crate) static KIND: Kind<Secret> = Kind {
         }
         secret.data.take_if(|data| data.is_empty());
     },
-    rules: Rules { create: core::secret, update: Some(core::secret_update), ..Rules::NONE },
+    rules: Rules {
+        create: core::secret,
+        update: Some(core::secret_update),
+        metadata: MetadataRules::UPDATE_AND_WHOLE,
+        ..Rules::NONE
+    },
     warnings: Some(warnings::secret),
+    warns_on_update: Updates::All,
     columns: &[
         name(),
         field("Type", "string", "api.core.v1.Secret.type", |secret| secret.type_.clone().into()),

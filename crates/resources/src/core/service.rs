@@ -71,11 +71,13 @@ pub(crate) static KIND: Kind<Service> = Kind {
     rules: Rules {
         create: validate::service::create,
         update: Some(validate::service::update),
+        parts: &[("status", validate::status::service)],
         name: validate::service::name,
         create_on_update: true,
         ..Rules::NONE
     },
     warnings: Some(validate::warnings::service),
+    status_warnings: Some(validate::warnings::addresses::load_balancer),
     returns_deleted: true,
     columns: &[
         name(),

@@ -2,14 +2,15 @@
 
 use std::collections::HashSet;
 
+use apiserver::resource::MetadataRules;
 use k8s_openapi::api::discovery::v1::{EndpointPort, EndpointSlice};
 use machinery::names;
 
 use crate::defaults::fill;
-use crate::kind::{Kind, Rules, age, field, name};
+use crate::kind::{Kind, Rules, Updates, age, field, name};
 use crate::print::first_three;
 use crate::validate::at::At;
-use crate::validate::ip;
+use crate::validate::{ip, warnings};
 
 pub(crate) static KIND: Kind<EndpointSlice> = Kind {
     default: |slice| {
@@ -26,7 +27,14 @@ pub(crate) static KIND: Kind<EndpointSlice> = Kind {
     gated: |new, _| {
         new.endpoints.take_if(|endpoints| endpoints.is_empty());
     },
-    rules: Rules { create: endpoint_slice, update: Some(endpoint_slice_update), ..Rules::NONE },
+    rules: Rules {
+        create: endpoint_slice,
+        update: Some(endpoint_slice_update),
+        metadata: MetadataRules::WHOLE,
+        ..Rules::NONE
+    },
+    warnings: Some(warnings::addresses::endpoint_slice),
+    warns_on_update: Updates::All,
     columns: &[
         name(),
         field("AddressType", "string", "api.discovery.v1.EndpointSlice.addressType", |slice| {

@@ -33,7 +33,7 @@ pub(crate) static KIND: Form<core::Event, events::Event> = Form {
         rules: Rules {
             create: validate::core::new_event,
             update: Some(|new, _| validate::core::event(new)),
-            metadata: MetadataRules::Full,
+            metadata: MetadataRules { last: true, ..MetadataRules::FULL },
             ..RULES
         },
         ..EVENT
@@ -44,7 +44,7 @@ pub(crate) static KIND: Form<core::Event, events::Event> = Form {
 
 const RULES: Rules = Rules {
     create: validate::core::event,
-    metadata: MetadataRules::Last,
+    metadata: MetadataRules::NONE,
     create_on_update: true,
     ..Rules::NONE
 };

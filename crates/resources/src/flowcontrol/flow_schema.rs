@@ -1,13 +1,14 @@
 //! FlowSchema: which requests belong to a priority level.
 
+use apiserver::resource::MetadataRules;
 use k8s_openapi::api::flowcontrol::v1::FlowSchema;
 use machinery::names;
 use serde_json::{Value, json};
 
 use crate::defaults::fill_number;
-use crate::kind::{Kind, Rules, STATUS, age, field, name, spec_and_status, text};
+use crate::kind::{Kind, Rules, STATUS, age, field, name, spec_and_bare_status, text};
 use crate::validate::at::At;
-use crate::validate::internal;
+use crate::validate::{internal, status};
 
 const PRECEDENCE: i32 = 1000;
 
@@ -17,9 +18,14 @@ pub(crate) static KIND: Kind<FlowSchema> = Kind {
         let spec = schema.spec.get_or_insert_default();
         fill_number(&mut spec.matching_precedence, PRECEDENCE);
     },
-    parts: Some(spec_and_status!()),
+    parts: Some(spec_and_bare_status!()),
     generation: Some(|new, old| new.spec != old.spec),
-    rules: Rules { create: schema, ..Rules::NONE },
+    rules: Rules {
+        create: schema,
+        parts: &[("status", status::conditions_of_flows)],
+        metadata: MetadataRules::WHOLE,
+        ..Rules::NONE
+    },
     columns: &[
         name(),
         field(

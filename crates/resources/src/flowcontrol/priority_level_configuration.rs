@@ -1,21 +1,27 @@
 //! PriorityLevelConfiguration: how many requests of a level run at once, and how the rest wait.
 
+use apiserver::resource::MetadataRules;
 use k8s_openapi::api::flowcontrol::v1::{PriorityLevelConfiguration, QueuingConfiguration};
 use serde_json::{Value, json};
 
 use crate::defaults::fill_number;
-use crate::kind::{Kind, Rules, STATUS, age, field, name, spec_and_status};
+use crate::kind::{Kind, Rules, STATUS, age, field, name, spec_and_bare_status};
 use crate::validate::at::At;
-use crate::validate::internal;
+use crate::validate::{internal, status};
 
 const SHARES: i32 = 30;
 
 pub(crate) static KIND: Kind<PriorityLevelConfiguration> = Kind {
     subresources: &[STATUS],
     default,
-    parts: Some(spec_and_status!()),
+    parts: Some(spec_and_bare_status!()),
     generation: Some(|new, old| new.spec != old.spec),
-    rules: Rules { create: level, ..Rules::NONE },
+    rules: Rules {
+        create: level,
+        parts: &[("status", status::conditions_of_flows)],
+        metadata: MetadataRules::WHOLE,
+        ..Rules::NONE
+    },
     columns: &[
         name(),
         field(

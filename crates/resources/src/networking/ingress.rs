@@ -2,15 +2,16 @@
 
 use std::collections::BTreeSet;
 
+use apiserver::resource::MetadataRules;
 use k8s_openapi::api::networking::v1::{Ingress, IngressRule};
 use machinery::field::Path;
 use machinery::names;
 use serde_json::Value;
 
 use super::typed_reference;
-use crate::kind::{Kind, Rules, STATUS, age, name, spec_and_status, text};
+use crate::kind::{Kind, Rules, STATUS, Updates, age, name, spec_and_status, text};
 use crate::validate::at::At;
-use crate::validate::{ip, warnings};
+use crate::validate::{ip, status, warnings};
 
 pub(crate) static KIND: Kind<Ingress> = Kind {
     short: &["ing"],
@@ -18,8 +19,16 @@ pub(crate) static KIND: Kind<Ingress> = Kind {
     subresources: &[STATUS],
     parts: Some(spec_and_status!()),
     generation: Some(|new, old| new.spec != old.spec),
-    rules: Rules { create: ingress, update: Some(ingress_update), ..Rules::NONE },
+    rules: Rules {
+        create: ingress,
+        update: Some(ingress_update),
+        parts: &[("status", status::ingress)],
+        metadata: MetadataRules::UPDATE_AND_WHOLE,
+        ..Rules::NONE
+    },
     warnings: Some(warnings::ingress),
+    status_warnings: Some(warnings::addresses::load_balancer),
+    warns_on_update: Updates::None,
     columns: &[
         name(),
         text(

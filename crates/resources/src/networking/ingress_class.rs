@@ -1,5 +1,6 @@
 //! IngressClass: which controller is in charge of an Ingress.
 
+use apiserver::resource::MetadataRules;
 use k8s_openapi::api::networking::v1::IngressClass;
 use machinery::{Object, names};
 
@@ -17,7 +18,12 @@ pub(crate) static KIND: Kind<IngressClass> = Kind {
         }
     },
     generation: Some(|new, old| new.spec != old.spec),
-    rules: Rules { create: ingress_class, update: Some(ingress_class_update), ..Rules::NONE },
+    rules: Rules {
+        create: ingress_class,
+        update: Some(ingress_class_update),
+        metadata: MetadataRules::UPDATE_AND_WHOLE,
+        ..Rules::NONE
+    },
     columns: &[
         named(|class| {
             let note = class.metadata.annotations.as_ref().and_then(|map| map.get(IS_DEFAULT));

@@ -1,5 +1,6 @@
 //! IPAddress: an address that a Service has.
 
+use apiserver::resource::MetadataRules;
 use k8s_openapi::api::networking::v1::IPAddress;
 use machinery::field::Path;
 use machinery::names;
@@ -17,6 +18,7 @@ pub(crate) static KIND: Kind<IPAddress> = Kind {
         create: ip_address,
         update: Some(ip_address_update),
         name: ip_address_name,
+        metadata: MetadataRules::WHOLE_AND_UPDATE,
         ..Rules::NONE
     },
     columns: &[

@@ -6,16 +6,18 @@ use k8s_openapi::api::networking::v1::NetworkPolicy;
 use machinery::names;
 use serde_json::Value;
 
-use crate::kind::{Kind, Rules, age, field, name};
+use crate::kind::{Kind, Rules, Updates, age, field, name};
 use crate::print::selector;
 use crate::validate::at::At;
-use crate::validate::ip;
+use crate::validate::{ip, warnings};
 
 pub(crate) static KIND: Kind<NetworkPolicy> = Kind {
     short: &["netpol"],
     default,
     generation: Some(|new, old| new.spec != old.spec),
     rules: Rules { create: network_policy, update: Some(network_policy_update), ..Rules::NONE },
+    warnings: Some(warnings::addresses::network_policy),
+    warns_on_update: Updates::All,
     columns: &[
         name(),
         field(

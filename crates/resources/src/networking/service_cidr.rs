@@ -2,13 +2,13 @@
 
 use k8s_openapi::api::networking::v1::ServiceCIDR;
 
-use crate::kind::{Kind, Rules, STATUS, age, field, name, spec_and_status};
+use crate::kind::{Kind, Rules, STATUS, age, field, name, spec_and_bare_status};
 use crate::validate::at::At;
 use crate::validate::ip;
 
 pub(crate) static KIND: Kind<ServiceCIDR> = Kind {
     subresources: &[STATUS],
-    parts: Some(spec_and_status!()),
+    parts: Some(spec_and_bare_status!()),
     rules: Rules { create: service_cidr, update: Some(service_cidr_update), ..Rules::NONE },
     columns: &[
         name(),

@@ -6,19 +6,21 @@ use apiserver::resource::MetadataRules;
 use k8s_openapi::api::node::v1::RuntimeClass;
 use machinery::names;
 
-use crate::kind::{Kind, Rules, age, name, text};
+use crate::kind::{Kind, Rules, Updates, age, name, text};
 use crate::validate::at::At;
-use crate::validate::{internal, pod};
+use crate::validate::{internal, pod, warnings};
 
 pub(crate) static KIND: Kind<RuntimeClass> = Kind {
     rules: Rules {
         create: runtime_class,
         update: Some(runtime_class_update),
-        metadata: MetadataRules::Plain,
+        metadata: MetadataRules { needs_domains: false, ..MetadataRules::WHOLE_AND_UPDATE },
         create_on_update: true,
         unconditional_update: false,
         ..Rules::NONE
     },
+    warnings: Some(warnings::kinds::runtime_class),
+    warns_on_update: Updates::All,
     columns: &[name(), text("Handler", "string", "", |class| class.handler.clone().into()), age()],
     ..Kind::BASE
 };

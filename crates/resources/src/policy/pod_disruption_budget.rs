@@ -19,7 +19,7 @@ pub(crate) static KIND: Kind<PodDisruptionBudget> = Kind {
         create: disruption_budget,
         parts: &[("status", disruption_budget_status)],
         name: names::path_segment,
-        metadata: MetadataRules::Last,
+        metadata: MetadataRules::NONE,
         unconditional_update: false,
         ..Rules::NONE
     },

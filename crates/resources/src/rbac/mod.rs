@@ -1,5 +1,6 @@
 //! rbac.authorization.k8s.io: roles, and who has them.
 
+use apiserver::resource::MetadataRules;
 use k8s_openapi::api::rbac::v1::{RoleRef, Subject};
 use machinery::names;
 use serde_json::Value;
@@ -17,7 +18,12 @@ pub(crate) mod role_binding;
 const GROUP: &str = "rbac.authorization.k8s.io";
 
 /// What the rules of all kinds of the group have alike.
-const RULES: Rules = Rules { name: names::path_segment, create_on_update: true, ..Rules::NONE };
+const RULES: Rules = Rules {
+    name: names::path_segment,
+    create_on_update: true,
+    metadata: MetadataRules::WHOLE_AND_UPDATE,
+    ..Rules::NONE
+};
 
 fn default_binding(role: &mut RoleRef, subjects: &mut Option<Vec<Subject>>) {
     fill(&mut role.api_group, GROUP);

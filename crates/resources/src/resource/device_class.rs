@@ -1,5 +1,6 @@
 //! DeviceClass: a kind of device that claims ask for.
 
+use apiserver::resource::MetadataRules;
 use k8s_openapi::api::resource::v1::DeviceClass;
 use machinery::names;
 use release::features::Feature;
@@ -12,7 +13,7 @@ use crate::validate::at::At;
 pub(crate) static KIND: Kind<DeviceClass> = Kind {
     generation: Some(|new, old| new.spec != old.spec),
     gated: |new, old| close(GATED, new, old),
-    rules: Rules { create: class, ..Rules::NONE },
+    rules: Rules { create: class, metadata: MetadataRules::WHOLE_AND_UPDATE, ..Rules::NONE },
     returns_deleted: true,
     columns: &[name(), age()],
     ..Kind::BASE

@@ -4,7 +4,7 @@ use k8s_openapi::api::resource::v1alpha3::DeviceTaintRule;
 use machinery::Time;
 
 use super::{label, pool_name, taint};
-use crate::kind::{Kind, Rules, STATUS, age, field, name, spec_and_status};
+use crate::kind::{Kind, Rules, STATUS, age, field, name, spec_and_bare_status};
 use crate::print::since;
 use crate::validate::at::At;
 use crate::validate::shared::conditions;
@@ -16,7 +16,7 @@ pub(crate) static KIND: Kind<DeviceTaintRule> = Kind {
     default: |rule| {
         rule.spec.taint.time_added.get_or_insert_with(now);
     },
-    parts: Some(spec_and_status!()),
+    parts: Some(spec_and_bare_status!()),
     generation: Some(|new, old| new.spec != old.spec),
     gated: renew,
     rules: Rules {

@@ -1,5 +1,6 @@
 //! ResourceClaim: a pod's claim to devices.
 
+use apiserver::resource::MetadataRules;
 use k8s_openapi::api::resource::v1::{
     DeviceRequestAllocationResult, ResourceClaim, ResourceClaimStatus,
 };
@@ -11,7 +12,7 @@ use super::{
     device_claim, label, list, pool_name, raw, reference, references, request_names,
 };
 use crate::gated::{Gated, any, close, close_part, gated, taken};
-use crate::kind::{Kind, Rules, STATUS, age, name, spec_and_status, text};
+use crate::kind::{Kind, Rules, STATUS, age, name, spec_and_bare_status, text};
 use crate::validate::at::At;
 use crate::validate::pod::node_selector;
 use crate::validate::shared::conditions;
@@ -20,7 +21,7 @@ use crate::validate::volumes::csi_driver_name;
 pub(crate) static KIND: Kind<ResourceClaim> = Kind {
     subresources: &[STATUS],
     default: |claim| default_claim(&mut claim.spec),
-    parts: Some(spec_and_status!()),
+    parts: Some(spec_and_bare_status!()),
     gated: |new, old| {
         close(CLAIM_SPEC, &mut new.spec, old.map(|old| &old.spec));
         close_part(CLAIM_STATUS, new.status.as_mut(), old.map(|old| old.status.as_ref()));
@@ -29,6 +30,7 @@ pub(crate) static KIND: Kind<ResourceClaim> = Kind {
         create: claim,
         update: Some(claim_update),
         parts: &[("status", claim_status)],
+        metadata: MetadataRules::WHOLE_AND_UPDATE,
         ..Rules::NONE
     },
     returns_deleted: true,

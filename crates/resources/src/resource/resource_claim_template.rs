@@ -1,5 +1,6 @@
 //! ResourceClaimTemplate: the claim that each of a workload's pods gets.
 
+use apiserver::resource::MetadataRules;
 use k8s_openapi::api::resource::v1::ResourceClaimTemplate;
 
 use super::{CLAIM_SPEC, claim_update, default_claim, device_claim};
@@ -10,7 +11,12 @@ use crate::validate::at::At;
 pub(crate) static KIND: Kind<ResourceClaimTemplate> = Kind {
     default: |template| default_claim(&mut template.spec.spec),
     gated: |new, old| close(CLAIM_SPEC, &mut new.spec.spec, old.map(|old| &old.spec.spec)),
-    rules: Rules { create: claim_template, update: Some(claim_update), ..Rules::NONE },
+    rules: Rules {
+        create: claim_template,
+        update: Some(claim_update),
+        metadata: MetadataRules::WHOLE_AND_UPDATE,
+        ..Rules::NONE
+    },
     returns_deleted: true,
     columns: &[name(), age()],
     ..Kind::BASE

@@ -8,7 +8,7 @@ use machinery::names;
 use serde_json::Value;
 
 use super::pool_name;
-use crate::kind::{Kind, Rules, STATUS, name, spec_and_status, text};
+use crate::kind::{Kind, Rules, STATUS, name, spec_and_bare_status, text};
 use crate::print::since;
 use crate::validate::at::At;
 use crate::validate::shared::{conditions, immutable};
@@ -21,7 +21,7 @@ pub(crate) static KIND: Kind<ResourcePoolStatusRequest> = Kind {
     default: |request| {
         request.spec.limit.get_or_insert(LIMIT);
     },
-    parts: Some(spec_and_status!()),
+    parts: Some(spec_and_bare_status!()),
     rules: Rules {
         create: pool_request,
         update: Some(pool_request_update),

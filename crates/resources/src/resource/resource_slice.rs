@@ -7,17 +7,20 @@ use serde_json::Value;
 
 use super::{MOST, binding_conditions, label, list, name_of_feature, pool_name, taint};
 use crate::gated::{Gated, any, close, gated, taken};
-use crate::kind::{Fields, Kind, Rules, age, field, name};
+use crate::kind::{Fields, Kind, Rules, Updates, age, field, name};
 use crate::validate::at::{At, NameCheck};
 use crate::validate::pod::node_selector;
 use crate::validate::shared::is_version;
 use crate::validate::volumes::csi_driver_name;
+use crate::validate::warnings;
 
 pub(crate) static KIND: Kind<ResourceSlice> = Kind {
     generation: Some(|new, old| new.spec != old.spec),
     gated: |new, old| close(GATED, &mut new.spec, old.map(|old| &old.spec)),
     rules: Rules { create: slice, update: Some(slice_update), ..Rules::NONE },
     returns_deleted: true,
+    warnings: Some(warnings::kinds::resource_slice),
+    warns_on_update: Updates::All,
     columns: &[
         name(),
         field("Node", "string", "api.resource.v1.ResourceSliceSpec.nodeName", |slice| {

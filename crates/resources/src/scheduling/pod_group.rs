@@ -6,7 +6,7 @@ use release::features::Feature;
 
 use super::{POD_GROUP, scheduling_policy};
 use crate::gated::close;
-use crate::kind::{Kind, Rules, STATUS, age, field, name, spec_and_status, text};
+use crate::kind::{Kind, Rules, STATUS, age, field, name, spec_and_bare_status, text};
 use crate::validate::at::At;
 use crate::validate::shared::{conditions, immutable};
 
@@ -14,7 +14,7 @@ pub(crate) static KIND: Kind<PodGroup> = Kind {
     optional: true,
     gate: Some(Feature::GenericWorkload),
     subresources: &[STATUS],
-    parts: Some(spec_and_status!()),
+    parts: Some(spec_and_bare_status!()),
     gated: |new, old| close(POD_GROUP, &mut new.spec, old.map(|old| &old.spec)),
     rules: Rules {
         create: pod_group,

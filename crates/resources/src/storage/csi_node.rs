@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
+use apiserver::resource::MetadataRules;
 use k8s_openapi::api::storage::v1::CSINode;
 use machinery::names;
 use serde_json::Value;
@@ -15,6 +16,7 @@ pub(crate) static KIND: Kind<CSINode> = Kind {
         create: csi_node,
         update: Some(csi_node_update),
         unconditional_update: false,
+        metadata: MetadataRules::WHOLE,
         ..Rules::NONE
     },
     columns: &[

@@ -2,11 +2,12 @@
 
 use std::collections::HashSet;
 
+use apiserver::resource::MetadataRules;
 use k8s_openapi::api::storage::v1::StorageClass;
 use machinery::{Object, names};
 
 use super::{parameters, provisioner};
-use crate::kind::{Kind, Rules, age, field, named};
+use crate::kind::{Kind, Rules, Updates, age, field, named};
 use crate::validate::at::At;
 use crate::validate::warnings;
 
@@ -18,8 +19,14 @@ pub(crate) static KIND: Kind<StorageClass> = Kind {
         class.reclaim_policy.get_or_insert_with(|| "Delete".into());
         class.volume_binding_mode.get_or_insert_with(|| "Immediate".into());
     },
-    rules: Rules { create: storage_class, update: Some(storage_class_update), ..Rules::NONE },
+    rules: Rules {
+        create: storage_class,
+        update: Some(storage_class_update),
+        metadata: MetadataRules::WHOLE_AND_UPDATE,
+        ..Rules::NONE
+    },
     warnings: Some(warnings::storage_class),
+    warns_on_update: Updates::All,
     columns: &[
         named(|class| {
             let note = class.metadata.annotations.as_ref().and_then(|map| map.get(IS_DEFAULT));

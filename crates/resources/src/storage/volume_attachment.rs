@@ -1,19 +1,22 @@
 //! VolumeAttachment: a volume that is, or shall be, attached to a node.
 
+use apiserver::resource::MetadataRules;
 use k8s_openapi::api::storage::v1::VolumeAttachment;
 use machinery::names;
 
-use crate::kind::{Kind, Rules, STATUS, age, as_name, field, name, spec_and_status};
+use crate::kind::{Kind, Rules, STATUS, age, as_name, field, name, spec_and_bare_status};
 use crate::validate::at::At;
 use crate::validate::volumes;
 
 pub(crate) static KIND: Kind<VolumeAttachment> = Kind {
     subresources: &[STATUS],
-    parts: Some(spec_and_status!()),
+    parts: Some(spec_and_bare_status!()),
     rules: Rules {
         create: attachment,
         update: Some(attachment_update),
+        parts: &[("status", attachment_update)],
         unconditional_update: false,
+        metadata: MetadataRules::WHOLE,
         ..Rules::NONE
     },
     columns: &[
@@ -65,12 +68,55 @@ fn attachment(at: &At<'_>) {
         _ => {}
     }
     spec.get("nodeName").name(names::dns1123_subdomain);
+    status(&at.get("status"));
     if name.is_set() {
         name.name(names::dns1123_subdomain);
+    }
+}
+
+fn status(at: &At<'_>) {
+    const MESSAGE: usize = 1024;
+    const METADATA: usize = 256 << 10;
+    let metadata = at.get("attachmentMetadata");
+    let size: usize = metadata.entries().map(|(key, value)| key.len() + value.len()).sum();
+    if size > METADATA {
+        metadata.too_long(METADATA);
+    }
+    for field in ["attachError", "detachError"] {
+        let error = at.get(field);
+        if error.get("message").len() > MESSAGE {
+            // Upstream names the limit of the metadata.
+            error.get("message").too_long(METADATA);
+        }
+        let code = error.get("errorCode");
+        if code.int() < 0 {
+            code.invalid("must be between 0 and 2147483647, inclusive");
+        }
     }
 }
 
 fn attachment_update(at: &At<'_>, old: &At<'_>) {
     attachment(at);
     at.get("spec").unchanged(&old.get("spec"));
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::validate::at::judge;
+
+    #[test]
+    fn errors_of_a_status_have_limits() {
+        let tree = json!({"attachError": {"message": "x".repeat(1025), "errorCode": -1}});
+        let texts: Vec<String> = judge(&tree, status).0.iter().map(ToString::to_string).collect();
+        assert_eq!(
+            texts,
+            [
+                "attachError.message: Too long: may not be more than 262144 bytes",
+                "attachError.errorCode: Invalid value: -1: must be between 0 and 2147483647, inclusive",
+            ]
+        );
+    }
 }

@@ -1,5 +1,6 @@
 //! VolumeAttributesClass: attributes of volumes that can be changed later.
 
+use apiserver::resource::MetadataRules;
 use k8s_openapi::api::storage::v1::VolumeAttributesClass;
 
 use super::{parameters, provisioner};
@@ -8,7 +9,12 @@ use crate::validate::at::At;
 
 pub(crate) static KIND: Kind<VolumeAttributesClass> = Kind {
     short: &["vac"],
-    rules: Rules { create: attributes_class, update: Some(attributes_class_update), ..Rules::NONE },
+    rules: Rules {
+        create: attributes_class,
+        update: Some(attributes_class_update),
+        metadata: MetadataRules::UPDATE_AND_WHOLE,
+        ..Rules::NONE
+    },
     columns: &[
         name(),
         field("DriverName", "string", "api.storage.v1.VolumeAttributesClass.driverName", |class| {

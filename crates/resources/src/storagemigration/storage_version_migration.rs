@@ -5,7 +5,7 @@ use machinery::names;
 use machinery::status::qualified;
 use release::features::Feature;
 
-use crate::kind::{Kind, Rules, STATUS, name, spec_and_status, text};
+use crate::kind::{Kind, Rules, STATUS, name, spec_and_bare_status, text};
 use crate::validate::at::At;
 use crate::validate::shared::conditions;
 
@@ -13,7 +13,7 @@ pub(crate) static KIND: Kind<StorageVersionMigration> = Kind {
     optional: true,
     gate: Some(Feature::StorageVersionMigrator),
     subresources: &[STATUS],
-    parts: Some(spec_and_status!()),
+    parts: Some(spec_and_bare_status!()),
     rules: Rules {
         create: migration,
         update: Some(update),

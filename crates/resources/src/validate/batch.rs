@@ -289,7 +289,7 @@ fn success_policy(at: &At<'_>, completions: i64) {
 }
 
 /// How many indexes `0,2-5` are.
-fn index_count(text: &str, completions: i64) -> Result<i64, String> {
+pub(crate) fn index_count(text: &str, completions: i64) -> Result<i64, String> {
     if text.is_empty() {
         return Ok(0);
     }

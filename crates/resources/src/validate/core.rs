@@ -7,7 +7,7 @@ use machinery::names;
 use serde_json::Value;
 
 use super::at::At;
-use super::{container, internal, ip, pod, quantity};
+use super::{container, internal, ip, pod, quantity, status};
 
 /// Of all values of a Secret or ConfigMap together.
 const MAX_SIZE: usize = 1 << 20;
@@ -368,13 +368,18 @@ pub(crate) fn resource_quota_status(at: &At<'_>, _old: &At<'_>) {
     quota_amounts(&at.get("status.used"));
 }
 
-pub(crate) fn node(at: &At<'_>) {
+fn node_notes(at: &At<'_>) {
     let notes = at.get("metadata.annotations");
     pod::json_annotation(&notes, "scheduler.alpha.kubernetes.io/taints");
     let avoided = notes.called(notes.named("AvoidPods").path);
     pod::json_annotation(&avoided, "scheduler.alpha.kubernetes.io/preferAvoidPods");
+}
+
+pub(crate) fn node(at: &At<'_>) {
+    node_notes(at);
     taints(at);
     node_amounts(at);
+    status::declared_features(at);
     let cidrs = at.get("spec.podCIDRs");
     cidrs.items().for_each(|cidr| ip::legacy_cidr(&cidr));
     let families: Vec<bool> = cidrs
@@ -421,7 +426,14 @@ fn taints(at: &At<'_>) {
 pub(crate) fn node_update(at: &At<'_>, old: &At<'_>) {
     // Upstream looks at the node as at a new one first, and repeats some of it.
     node(at);
+    node_status(at, old);
+}
+
+/// What an update of the status is checked for, the spec included. Upstream: `ValidateNodeUpdate`.
+pub(crate) fn node_status(at: &At<'_>, old: &At<'_>) {
+    node_notes(at);
     node_amounts(at);
+    status::declared_features(at);
     let addresses = at.get("status.addresses");
     let mut seen = HashSet::new();
     for address in addresses.items() {

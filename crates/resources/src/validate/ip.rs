@@ -70,7 +70,7 @@ pub(crate) fn canonical(path: &Path, text: &str, at: &At<'_>) {
     }
 }
 
-fn sloppy_cidr(text: &str) -> Option<IpNet> {
+pub(super) fn sloppy_cidr(text: &str) -> Option<IpNet> {
     let (ip, length) = text.split_once('/')?;
     if length.is_empty() || !length.bytes().all(|byte| byte.is_ascii_digit()) {
         return None;

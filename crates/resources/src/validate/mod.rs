@@ -24,6 +24,7 @@ pub(crate) mod podupdate;
 pub(crate) mod quantity;
 pub(crate) mod service;
 pub(crate) mod shared;
+pub(crate) mod status;
 pub(crate) mod storage;
 #[cfg(test)]
 mod tests;

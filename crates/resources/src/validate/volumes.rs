@@ -147,8 +147,14 @@ pub(crate) fn volumes<'a>(spec: &At<'a>, pod_name: &str) -> HashMap<&'a str, At<
     let mut sound: HashMap<&str, At<'_>> = HashMap::new();
     for volume in list.items() {
         let before = volume.errors().0.len();
-        one_source(&volume, POD_SOURCES);
+        let found = one_source(&volume, POD_SOURCES);
         let name = volume.get("name");
+        if found == Some("ephemeral") && !pod_name.is_empty() && !name.is_empty() {
+            let claim = format!("{pod_name}-{}", name.str());
+            for why in names::dns1123_subdomain(&claim) {
+                name.invalid_text(&format!("PVC name {claim:?}: {why}"));
+            }
+        }
         name.need_name(names::dns1123_label);
         if sound.contains_key(name.str()) {
             name.duplicate();

@@ -1,6 +1,10 @@
 //! What upstream warns of although it is allowed. Upstream: `pkg/api/*/warnings.go`, and the
 //! `WarningsOnCreate` of the strategies.
 
+pub(crate) mod addresses;
+pub(crate) mod kinds;
+mod paths;
+
 use std::collections::{HashMap, HashSet};
 
 use machinery::names;
@@ -92,37 +96,32 @@ pub(crate) fn service(at: &At<'_>, out: &mut Vec<String>) {
     if at.get("metadata.annotations").has(HINTS) {
         out.push(format!("annotation {HINTS} is deprecated, please use service.kubernetes.io/topology-mode instead"));
     }
-    for (applies, text) in [
-        (
-            is_headless && has("loadBalancerIP"),
-            "spec.loadBalancerIP is ignored for headless services",
-        ),
-        (is_headless && has("externalIPs"), "spec.externalIPs is ignored for headless services"),
-        (
-            is_headless && !spec.get("sessionAffinity").is("None"),
-            "spec.SessionAffinity is ignored for headless services",
-        ),
-        (
-            has("externalIPs") && !is_headless && !is_external_name,
-            "spec.externalIPs is deprecated and may no longer be implemented in some clusters",
-        ),
-        (
-            is_external_name && has("externalIPs"),
-            "spec.externalIPs is ignored when spec.type is \"ExternalName\"",
-        ),
-        (
-            !is_external_name && has("externalName"),
-            "spec.externalName is ignored when spec.type is not \"ExternalName\"",
-        ),
-        (
-            spec.get("trafficDistribution").is("PreferClose"),
-            "spec.trafficDistribution: \"PreferClose\" is deprecated; use \"PreferSameZone\"",
-        ),
-    ] {
+    let told = |applies: bool, text: &str, out: &mut Vec<String>| {
         if applies {
             out.push(text.into());
         }
+    };
+    if !is_headless {
+        spec.get("clusterIPs").items().for_each(|one| addresses::ip(&one, out));
     }
+    let ignored = "is ignored for headless services";
+    for field in ["loadBalancerIP", "externalIPs"] {
+        told(is_headless && has(field), &format!("spec.{field} {ignored}"), out);
+    }
+    let has_affinity = !spec.get("sessionAffinity").is("None");
+    told(is_headless && has_affinity, &format!("spec.SessionAffinity {ignored}"), out);
+    spec.get("externalIPs").items().for_each(|one| addresses::ip(&one, out));
+    let uses_external = has("externalIPs") && !is_headless && !is_external_name;
+    let text = "spec.externalIPs is deprecated and may no longer be implemented in some clusters";
+    told(uses_external, text, out);
+    addresses::ip(&spec.get("loadBalancerIP"), out);
+    spec.get("loadBalancerSourceRanges").items().for_each(|one| addresses::cidr(&one, out));
+    let text = "spec.externalIPs is ignored when spec.type is \"ExternalName\"";
+    told(is_external_name && has("externalIPs"), text, out);
+    let text = "spec.externalName is ignored when spec.type is not \"ExternalName\"";
+    told(!is_external_name && has("externalName"), text, out);
+    let text = "spec.trafficDistribution: \"PreferClose\" is deprecated; use \"PreferSameZone\"";
+    told(spec.get("trafficDistribution").is("PreferClose"), text, out);
 }
 
 pub(crate) fn claim(spec: &At<'_>, out: &mut Vec<String>) {
@@ -200,6 +199,12 @@ const NODE_LABELS: &[(&str, &str)] = &[
         "failure-domain.beta.kubernetes.io/zone",
         "deprecated since v1.17; use \"topology.kubernetes.io/zone\" instead",
     ),
+    ("app.kubernetes.io/created-by", "deprecated since v1.9"),
+    (
+        "scheduler.alpha.kubernetes.io/preferAvoidPods",
+        "deprecated since v1.22; use Taints and Tolerations instead",
+    ),
+    ("node-role.kubernetes.io/master", "use \"node-role.kubernetes.io/control-plane\" instead"),
 ];
 
 fn old_label(label: &str) -> Option<&'static str> {
@@ -236,6 +241,14 @@ fn app_armor_annotation(at: &At<'_>, container: &At<'_>, out: &mut Vec<String>) 
     }
 }
 
+pub(crate) fn pod(at: &At<'_>, out: &mut Vec<String>) {
+    let wrong = names::dns1123_label(at.get("metadata.name").str());
+    if !wrong.is_empty() {
+        out.push(format!("metadata.name: this is used in the Pod's hostname, which can result in surprising behavior; a DNS label is recommended: [{}]", wrong.join(" ")));
+    }
+    template(at, out);
+}
+
 /// Pods and templates of pods.
 pub(crate) fn template(at: &At<'_>, out: &mut Vec<String>) {
     const GONE: &str = "non-functional in v1.27+; use the \"seccompProfile\" field instead";
@@ -250,6 +263,7 @@ pub(crate) fn template(at: &At<'_>, out: &mut Vec<String>) {
         sources(&volume, out);
         claim(&volume.get("ephemeral.volumeClaimTemplate.spec"), out);
     }
+    paths::overlapping(&spec.get("volumes"), out);
     repeated(&spec.get("hostAliases"), "ip", "ip", out);
     repeated(&spec.get("imagePullSecrets"), "name", "name", out);
     for secret in spec.get("imagePullSecrets").items() {
@@ -284,6 +298,12 @@ pub(crate) fn template(at: &At<'_>, out: &mut Vec<String>) {
         );
     }
     affinities(&spec.get("affinity"), out);
+    for address in spec.get("dnsConfig.nameservers").items() {
+        addresses::ip(&address, out);
+    }
+    for alias in spec.get("hostAliases").items() {
+        addresses::ip(&alias.get("ip"), out);
+    }
 }
 
 fn byte_counts(amounts: &At<'_>, out: &mut Vec<String>) {

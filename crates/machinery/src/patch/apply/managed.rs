@@ -380,7 +380,7 @@ fn without(tree: &Value, gone: &Set, of: &Type) -> Value {
 }
 
 /// `NAMESPACE/NAME; GROUP/VERSION, Kind=KIND`, as upstream describes objects in errors.
-fn described(tree: &Value) -> String {
+pub fn described(tree: &Value) -> String {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let metadata = &tree["metadata"];
     format!(

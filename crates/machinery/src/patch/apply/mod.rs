@@ -18,7 +18,7 @@ mod validate;
 mod walk;
 
 pub use fieldset::Set;
-pub use managed::{Applied, ApplyError, Versions, Write};
+pub use managed::{Applied, ApplyError, Versions, Write, described};
 pub use node::Node;
 pub use walk::Comparison;
 

@@ -48,11 +48,9 @@ impl CreateHandler for Bind {
         }
         check_target(&binding)?;
         let node = binding.target.name.clone().unwrap_or_default();
-        let (row, name) = (ctx.resource.clone(), key.name.clone());
+        let place = key.clone();
         let modify = move |object: &mut dyn Object| {
-            bind(object, &binding, &node).map_err(|why| {
-                StatusError::conflict(&row.group, "pods/binding", &name, why.to_string())
-            })
+            bind(object, &binding, &node).map_err(|why| why.conflict(&place))
         };
         let mut inner = ctx.clone();
         // Part "binding": neither the spec's immutability nor the status' separation applies.
@@ -94,6 +92,22 @@ enum Unbound {
     Assigned(String, String),
     #[error("pod {0} has non-empty .spec.schedulingGates")]
     Gated(String),
+}
+
+impl Unbound {
+    /// Upstream's storage checks the preconditions, everything else is the binding's own.
+    fn conflict(&self, key: &Key) -> StatusError {
+        match self {
+            Self::OtherUid { .. } | Self::OtherVersion { .. } => {
+                let place = format!("/pods/{}/{}", key.namespace, key.name);
+                let why = format!(
+                    "StorageError: invalid object, Code: 4, Key: {place}, ResourceVersion: 0, AdditionalErrorMsg: {self}"
+                );
+                StatusError::conflict("", "pods", &key.name, why)
+            }
+            _ => StatusError::conflict("", "pods/binding", &key.name, self.to_string()),
+        }
+    }
 }
 
 /// Assigns the pod to the node, if it is the pod that the binding means and has none.
@@ -219,6 +233,7 @@ fn eviction_options(
         )
         .without_details());
     }
+    check_delete_options(options.propagation_policy.as_deref(), options.orphan_dependents)?;
     let preconditions = options.preconditions.unwrap_or_default();
     let given = |text: Option<String>| text.filter(|text| !text.is_empty());
     let delete = DeleteOptions {
@@ -229,6 +244,24 @@ fn eviction_options(
         precondition_resource_version: given(preconditions.resource_version),
     };
     Ok((delete, ctx.dry_run || !in_body.is_empty()))
+}
+
+/// Upstream: `ValidateDeleteOptions`.
+fn check_delete_options(policy: Option<&str>, orphans: Option<bool>) -> Result<(), StatusError> {
+    let Some(policy) = policy else { return Ok(()) };
+    let mut errors = FieldErrors::default();
+    let path = Path::new("propagationPolicy");
+    if orphans.is_some() {
+        let detail = "orphanDependents and deletionPropagation cannot be both set";
+        errors.invalid(&path, policy, detail);
+    }
+    if !matches!(policy, "Foreground" | "Background" | "Orphan") {
+        errors.not_supported(&path, policy, &["Foreground", "Background", "Orphan", "nil"]);
+    }
+    match errors.is_empty() {
+        true => Ok(()),
+        false => Err(StatusError::invalid("meta.k8s.io", "DeleteOptions", "", errors)),
+    }
 }
 
 /// Says in the pod's status what ends it.
@@ -436,6 +469,25 @@ mod tests {
         let stays = left.is_some_and(|pod| pod.metadata.deletion_timestamp.is_none());
         assert!(!(stays && is_marked), "a pod that stays is not marked");
         answer.map(|_| stays).map_err(|error| format!("{} {}", error.code, error.message))
+    }
+
+    #[test]
+    fn refusals_have_upstreams_words() {
+        let of = |error: StatusError| error.message.clone();
+        let other = Unbound::OtherUid { wanted: "a".into(), found: "b".into() };
+        assert_eq!(
+            of(other.conflict(&Key::new("ns", "p"))),
+            "Operation cannot be fulfilled on pods \"p\": StorageError: invalid object, Code: 4, Key: /pods/ns/p, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: UID in precondition: a, UID in object meta: b"
+        );
+        let gated = Unbound::Gated("p".into()).conflict(&Key::new("ns", "p"));
+        assert!(of(gated).starts_with("Operation cannot be fulfilled on pods/binding"));
+        let odd = check_delete_options(Some("Odd"), None).err().map(of);
+        assert_eq!(
+            odd.as_deref(),
+            Some(
+                "DeleteOptions.meta.k8s.io \"\" is invalid: propagationPolicy: Unsupported value: \"Odd\": supported values: \"Foreground\", \"Background\", \"Orphan\", \"nil\""
+            )
+        );
     }
 
     /// The body's options count as the query's do. Upstream: `propagateDryRun`.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use api::qos;
 use apiserver::request::RequestContext;
-use apiserver::resource::Grace;
+use apiserver::resource::{Grace, MetadataRules};
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod, PodIP, PodSpec, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use release::features::Feature;
@@ -14,7 +14,7 @@ use super::{app_armor, podspec};
 use crate::connect::{PROXY_VERBS, Target, to};
 use crate::gated::{Gated, POD_SPEC, any, close_part, gated, taken};
 use crate::generic::Hooks;
-use crate::kind::{Fields, Kind, Made, Rules, STATUS, Sub, part};
+use crate::kind::{Fields, Kind, Made, Rules, STATUS, Sub, Updates, part};
 use crate::validate::{self, podupdate, warnings};
 
 pub(crate) mod actions;
@@ -85,9 +85,12 @@ pub(crate) static KIND: Kind<Pod> = Kind {
             ("resize", podupdate::resize),
             ("status", podupdate::status),
         ],
+        metadata: MetadataRules::UPDATE_AND_WHOLE,
         ..Rules::NONE
     },
     warnings: Some(warnings::pod),
+    warns_on_update: Updates::None,
+    status_warnings: Some(warnings::addresses::pod_status),
     returns_deleted: true,
     columns: print::COLUMNS,
     row_conditions: print::row_conditions,
@@ -187,12 +190,12 @@ impl Hooks<Pod> for Life {
             }
             "ephemeralcontainers" => {
                 let added = pod.spec.take().and_then(|spec| spec.ephemeral_containers);
-                *pod = old.clone();
+                keep_but_owners(pod, old);
                 pod.spec.get_or_insert_default().ephemeral_containers = added;
             }
             "resize" => {
                 let wanted = pod.spec.take();
-                *pod = old.clone();
+                keep_but_owners(pod, old);
                 take_resources(pod.spec.get_or_insert_default(), wanted.unwrap_or_default());
             }
             "binding" => {}
@@ -215,6 +218,13 @@ impl Hooks<Pod> for Life {
             seconds => Grace::Seconds(seconds),
         }
     }
+}
+
+/// Takes everything from the old pod, except who owns which field.
+fn keep_but_owners(pod: &mut Pod, old: &Pod) {
+    let owners = pod.metadata.managed_fields.take();
+    *pod = old.clone();
+    pod.metadata.managed_fields = owners;
 }
 
 /// In the order of [`selectable`].
