@@ -31,7 +31,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use crate::request::Key;
-use crate::resource::Resource;
+use crate::resource::{FieldValues, Resource};
 use crate::stored::Stored;
 
 /// Events kept in memory for watchers that come back; older ones are read from the store.
@@ -111,17 +111,20 @@ impl Entry {
             labels: Pairs,
         }
         let head: Head = serde_json::from_slice(plain).map_err(StatusError::internal)?;
-        let fields = match row.strategy.fields_in(plain) {
-            Some(fields) => fields.map_err(StatusError::internal)?.into_iter().collect(),
-            None if row.strategy.has_selectable_fields() => {
+        let names = &row.fields.names;
+        let fields = match &row.fields.values {
+            _ if names.is_empty() => Pairs::default(),
+            FieldValues::OfJson(read) => {
+                names.iter().zip(read(plain).map_err(StatusError::internal)?).collect()
+            }
+            FieldValues::OfObject(read) => {
                 let object = if row.custom {
                     Stored::new(row.clone(), plain.clone(), revision).object()?
                 } else {
                     row.stored_codec().decode_stored(plain).map_err(StatusError::internal)?
                 };
-                row.strategy.field_values(&*object).into_iter().collect()
+                names.iter().zip(read(&*object)).collect()
             }
-            None => Pairs::default(),
         };
         let (labels, row) = (head.metadata.labels, row.clone());
         Ok(Self { key, revision, value, labels, fields, row, note: OnceLock::new() })
@@ -272,7 +275,7 @@ pub fn storage_prefix(storage: &str) -> String {
 
 impl Cacher {
     pub fn new(row: Arc<Resource>, store: Arc<dyn Store>) -> Arc<Self> {
-        let storage = row.storage.as_deref().expect("only stored resources have a cacher");
+        let storage = row.prefix().expect("only stored resources have a cacher");
         let state = State {
             entries: BTreeSet::new(),
             bytes: 0,

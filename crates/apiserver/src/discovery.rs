@@ -316,7 +316,7 @@ fn api_resource(row: &Resource) -> Value {
     if !row.categories.is_empty() {
         json["categories"] = row.categories.clone().into();
     }
-    if row.storage.is_some() && features::enabled(Feature::StorageVersionHash) {
+    if row.is_stored() && features::enabled(Feature::StorageVersionHash) {
         json["storageVersionHash"] = storage_version_hash(row).into();
     }
     json

@@ -100,18 +100,20 @@ pub fn add_reviews(
     use auth::reviews;
     let ask: Arc<dyn Authorizer> = Arc::new(authorizers.clone());
     let rows = [
-        Row::new::<authorization::SubjectAccessReview>(reviews::SubjectAccess(ask.clone())),
-        Row::new::<authorization::LocalSubjectAccessReview>(reviews::LocalSubjectAccess(
+        Row::review::<authorization::SubjectAccessReview>(reviews::SubjectAccess(ask.clone())),
+        Row::review::<authorization::LocalSubjectAccessReview>(reviews::LocalSubjectAccess(
             ask.clone(),
         )),
-        Row::new::<authorization::SelfSubjectAccessReview>(reviews::SelfSubjectAccess(ask.clone())),
-        Row::new::<authorization::SelfSubjectRulesReview>(reviews::SelfSubjectRules(ask)),
-        Row::new::<authentication::SelfSubjectReview>(reviews::SelfSubject),
-        Row::new::<authentication::TokenReview>(reviews::TokenReviews(tokens.clone())),
+        Row::review::<authorization::SelfSubjectAccessReview>(reviews::SelfSubjectAccess(
+            ask.clone(),
+        )),
+        Row::review::<authorization::SelfSubjectRulesReview>(reviews::SelfSubjectRules(ask)),
+        Row::review::<authentication::SelfSubjectReview>(reviews::SelfSubject),
+        Row::review::<authentication::TokenReview>(reviews::TokenReviews(tokens.clone())),
     ];
     let mut table = (*registry.resources()).clone();
     for row in rows {
-        table.insert(Arc::new(row.review().build(Some(Arc::new(api::facts::Facts)))));
+        table.insert(Arc::new(row.build(Some(Arc::new(api::facts::Facts)))));
     }
     registry.set_resources(table);
 }

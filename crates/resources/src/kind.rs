@@ -6,12 +6,15 @@
 //!
 //! Invariant: a column and its cell are one entry, and so are a selectable field and its value.
 
+use std::borrow::Cow;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
 use apiserver::request::RequestContext;
 use apiserver::resource::{
-    ALL_VERBS, Behaviour, CREATED_AT_COLUMN, Conversion, Doc, Examined, MetadataRules, NAME_COLUMN,
+    ALL_VERBS, Allocator, Behaviour, CREATED_AT_COLUMN, Conversion, Doc, Examined, FieldValues,
+    MetadataRules, NAME_COLUMN, Resource, SelectableFields, Settings, Storage, Subresource,
+    SubresourceKind,
 };
 use k8s_openapi::Metadata;
 use machinery::field::FieldErrors;
@@ -34,8 +37,8 @@ pub(crate) struct Kind<T: 'static> {
     /// Where the objects are kept below `/registry/`, when that is not the plural.
     pub(crate) storage: Option<&'static str>,
     pub(crate) verbs: &'static [&'static str],
-    /// Is anything stored? If not, hooks compute the objects or answer a create.
-    pub(crate) stored: bool,
+    /// For kinds of which nothing is stored.
+    pub(crate) unstored: Option<fn() -> Storage>,
     pub(crate) subresources: &'static [Sub],
     /// No version is served unless `--runtime-config` asks for one.
     pub(crate) optional: bool,
@@ -57,7 +60,7 @@ pub(crate) struct Kind<T: 'static> {
     pub(crate) deprecation: &'static str,
     /// The group that refusals name, when that is not the kind's.
     pub(crate) error_group: Option<&'static str>,
-    /// See [`apiserver::resource::Strategy::annotation_of_whole_objects`].
+    /// See [`Settings::annotation_of_whole_objects`].
     pub(crate) annotation_of_whole_objects: Option<&'static str>,
     /// Deletes answer with the object. Upstream: `ReturnDeletedObject` of the kind's store.
     pub(crate) returns_deleted: bool,
@@ -71,8 +74,11 @@ pub(crate) struct Kind<T: 'static> {
     pub(crate) fields: Fields<T>,
     /// What a selector with a field that is not selectable is told, where that is not the usual.
     pub(crate) unknown_field: Option<fn(&str) -> String>,
+    /// See [`Settings::ttl_seconds`].
+    pub(crate) ttl_seconds: fn() -> Option<i64>,
+    pub(crate) allocator: Option<fn(Option<&Wiring>) -> Arc<dyn Allocator>>,
     /// What only this kind does.
-    pub(crate) hooks: fn(Option<&Wiring>) -> Arc<dyn Hooks<T>>,
+    pub(crate) hooks: &'static dyn Hooks<T>,
 }
 
 impl<T: Object> Kind<T> {
@@ -84,7 +90,7 @@ impl<T: Object> Kind<T> {
         categories: &[],
         storage: None,
         verbs: ALL_VERBS,
-        stored: true,
+        unstored: None,
         subresources: &[],
         optional: false,
         gate: None,
@@ -104,7 +110,9 @@ impl<T: Object> Kind<T> {
         row_conditions: |_| vec![],
         fields: Fields::Of(&[]),
         unknown_field: None,
-        hooks: |_| Arc::new(NoHooks),
+        ttl_seconds: || None,
+        allocator: None,
+        hooks: &NoHooks,
     };
 }
 
@@ -293,7 +301,7 @@ impl<T> Column<T> {
 /// The name of a field and its value in an object.
 type Selectable<T> = (&'static str, fn(&T) -> String);
 /// Reads fields from an encoded object.
-type ReadFields = fn(&[u8]) -> serde_json::Result<Vec<(&'static str, String)>>;
+type ReadFields = fn(&[u8]) -> serde_json::Result<Vec<String>>;
 
 /// Fields for selectors besides name and namespace, each with its value.
 pub(crate) enum Fields<T: 'static> {
@@ -303,19 +311,21 @@ pub(crate) enum Fields<T: 'static> {
     InBytes(&'static [&'static str], ReadFields),
 }
 
-impl<T> Fields<T> {
-    pub(crate) fn is_empty(&self) -> bool {
-        match self {
-            Self::Of(fields) => fields.is_empty(),
-            Self::InBytes(names, _) => names.is_empty(),
-        }
-    }
-
-    pub(crate) fn contains(&self, name: &str) -> bool {
-        match self {
-            Self::Of(fields) => fields.iter().any(|(one, _)| *one == name),
-            Self::InBytes(names, _) => names.contains(&name),
-        }
+impl<T: Object> Fields<T> {
+    fn selectable(&'static self, unknown: Option<fn(&str) -> String>) -> SelectableFields {
+        let (names, values): (Vec<_>, _) = match self {
+            Self::Of(fields) => {
+                let read = |object: &dyn Object| {
+                    fields.iter().map(|(_, value)| value(object.expect())).collect()
+                };
+                let names = fields.iter().map(|(name, _)| (*name).into());
+                (names.collect(), FieldValues::OfObject(Arc::new(read)))
+            }
+            Self::InBytes(names, read) => {
+                (names.iter().map(|name| (*name).into()).collect(), FieldValues::OfJson(*read))
+            }
+        };
+        SelectableFields { names, values, unknown }
     }
 }
 
@@ -326,6 +336,18 @@ pub(crate) struct Sub {
     pub(crate) kind: Option<(&'static str, &'static str, &'static str)>,
     pub(crate) verbs: &'static [&'static str],
     pub(crate) behaviour: Made,
+}
+
+impl Sub {
+    /// The subresource, unless it needs a running server and there is none.
+    fn made(&self, wiring: Option<&Wiring>) -> Option<Subresource> {
+        let behaviour = match &self.behaviour {
+            Made::Plain(made) => made(),
+            Made::Wired(made) => made(wiring?),
+        };
+        let kind = self.kind.map(|(group, version, kind)| SubresourceKind { group, version, kind });
+        Some(Subresource { name: self.name, kind, verbs: self.verbs, behaviour })
+    }
 }
 
 pub(crate) enum Made {
@@ -385,27 +407,42 @@ impl<T: Metadata<Ty = ObjectMeta> + Object> Kind<T> {
         &'static self,
         wiring: Option<&Wiring>,
     ) -> Row {
-        let strategy = Generic { kind: self, hooks: (self.hooks)(wiring) };
-        let mut row = Row::new::<V>(strategy)
-            .short(self.short)
-            .categories(self.categories)
-            .verbs(self.verbs.to_vec())
-            .gate(self.gate);
-        if let Some(place) = self.storage {
-            row = row.storage(place);
+        let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        let generic = Arc::new(Generic(self));
+        let row = Row::new::<V>();
+        let prefix = self.storage.map(|prefix| Storage::Stored(prefix.into()));
+        let storage = self.unstored.map(|unstored| unstored()).or(prefix);
+        row.gate(self.gate).with(|row| Resource {
+            short_names: owned(self.short),
+            categories: owned(self.categories),
+            verbs: self.verbs.to_vec(),
+            storage: storage.unwrap_or(row.storage),
+            strategy: generic.clone(),
+            settings: self.settings(),
+            allocator: self.allocator.map(|allocator| allocator(wiring)),
+            fields: self.fields.selectable(self.unknown_field),
+            table: generic,
+            deprecation: Some(self.deprecation.into())
+                .filter(|text: &Cow<'_, str>| !text.is_empty()),
+            subresources: self.subresources.iter().filter_map(|sub| sub.made(wiring)).collect(),
+            ..row
+        })
+    }
+
+    fn settings(&self) -> Settings {
+        Settings {
+            name_errors: self.rules.name,
+            metadata_rules: self.rules.metadata,
+            has_generation: self.generation.is_some(),
+            create_on_update: self.rules.create_on_update,
+            unconditional_update: self.rules.unconditional_update,
+            returns_deleted_object: self.returns_deleted,
+            orphans_by_default: self.orphans,
+            delete_warning: self.delete_warning,
+            error_group: self.error_group,
+            annotation_of_whole_objects: self.annotation_of_whole_objects,
+            ttl_seconds: self.ttl_seconds,
         }
-        if !self.stored {
-            row = row.not_stored();
-        }
-        for sub in self.subresources {
-            let behaviour = match (&sub.behaviour, wiring) {
-                (Made::Plain(made), _) => made(),
-                (Made::Wired(made), Some(wiring)) => made(wiring),
-                (Made::Wired(_), None) => continue,
-            };
-            row = row.sub(sub.name, sub.kind, sub.verbs, behaviour);
-        }
-        row
     }
 }
 
@@ -464,13 +501,13 @@ mod tests {
         let mut checked = 0;
         // The server that was asked was not told to serve more.
         let table = crate::tests::by_default();
-        for row in table.iter().filter(|row| row.storage.is_some()) {
+        for row in table.iter().filter(|row| row.is_stored()) {
             let name = if row.group.is_empty() {
                 format!("{}.{}", row.plural, row.version)
             } else {
                 format!("{}.{}.{}", row.plural, row.version, row.group)
             };
-            let columns: Vec<Value> = row.strategy.columns().iter().map(shown).collect();
+            let columns: Vec<Value> = row.table.columns().iter().map(shown).collect();
             assert_eq!(Value::from(columns), golden[&name], "{name}");
             checked += 1;
         }
@@ -480,7 +517,7 @@ mod tests {
     #[test]
     fn columns_name_fields_that_have_a_description() {
         for row in crate::tests::built_in().iter() {
-            for column in row.strategy.columns() {
+            for column in row.table.columns() {
                 if let Doc::Field(_, path) = column.description {
                     assert_ne!(column.description.text(), "", "{}: {path}", row.kind);
                 }

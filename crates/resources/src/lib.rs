@@ -176,7 +176,7 @@ pub fn pod_addresses() -> Row {
 /// before the table, such as the store's encryption.
 pub fn places() -> Vec<(String, (String, String))> {
     let rows = RESOURCES.iter().map(|kind| kind.row(None).build(None));
-    rows.filter_map(|row| Some((row.storage?, (row.group, row.plural)))).collect()
+    rows.filter_map(|row| Some((row.prefix()?.to_owned(), (row.group, row.plural)))).collect()
 }
 
 #[cfg(test)]
@@ -188,7 +188,7 @@ mod tests {
     fn places_are_those_of_the_table() {
         let places = places();
         for row in built_in().iter() {
-            let Some(place) = &row.storage else { continue };
+            let Some(place) = row.prefix() else { continue };
             assert!(places.iter().any(|(one, _)| one == place), "{place}");
         }
     }
@@ -269,14 +269,14 @@ mod tests {
         for row in table.iter() {
             assert!(!row.plural.is_empty() && !row.kind.is_empty(), "{}", row.kind);
             assert_eq!(row.singular, row.kind.to_lowercase());
-            assert_eq!(row.storage.is_some(), row.verbs.contains(&"watch"), "{}", row.plural);
+            assert_eq!(row.is_stored(), row.verbs.contains(&"watch"), "{}", row.plural);
             let object = row.stored_codec().empty();
-            let columns = row.strategy.columns();
+            let columns = row.table.columns();
             let mut object = object;
             row.strategy.default(&mut *object);
             // Upstream's header of this one lacks the age that its rows have.
             let extra = usize::from(row.plural == "ipaddresses");
-            assert_eq!(columns.len() + extra, row.strategy.cells(&*object).len(), "{}", row.plural);
+            assert_eq!(columns.len() + extra, row.table.cells(&*object).len(), "{}", row.plural);
         }
     }
 }

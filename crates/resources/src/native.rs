@@ -17,7 +17,7 @@ use crate::RESOURCES;
 static ROWS: LazyLock<Vec<Resource>> = LazyLock::new(|| {
     let kinds = RESOURCES.iter().filter(|kind| !kind.is_wired());
     let rows = kinds.map(|kind| kind.row(None).build(None));
-    rows.filter(|row| row.storage.is_some() && row.conversion.is_none()).collect()
+    rows.filter(|row| row.is_stored() && row.conversion.is_none()).collect()
 });
 
 #[derive(Deserialize)]

@@ -74,14 +74,13 @@ pub fn known() -> BTreeSet<(String, String)> {
 pub(crate) struct Renamed {
     version: Version,
     stored: Arc<dyn Codec>,
-    deprecation: String,
 }
 
 impl Renamed {
     pub(crate) fn new(version: Version) -> Self {
         let stored = api::kinds::codec(version.stored(), version.kind);
         let stored = stored.expect("api knows what every version is stored as");
-        Self { version, stored, deprecation: version.deprecation().unwrap_or_default() }
+        Self { version, stored }
     }
 }
 
@@ -96,10 +95,6 @@ impl Conversion for Renamed {
 
     fn stored_codec(&self) -> &dyn Codec {
         &*self.stored
-    }
-
-    fn deprecation(&self) -> Option<&str> {
-        Some(&self.deprecation)
     }
 }
 

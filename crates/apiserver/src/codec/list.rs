@@ -74,7 +74,7 @@ fn head(row: &Resource, metadata: &Value) -> Vec<u8> {
     out.extend_from_slice(
         format!(
             r#"{{"kind":"{}","apiVersion":"{api_version}","metadata":{metadata},"items":["#,
-            row.strategy.list_kind(&row.kind)
+            row.list_kind
         )
         .as_bytes(),
     );

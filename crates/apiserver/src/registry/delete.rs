@@ -39,7 +39,7 @@ impl Registry {
         self.chain().admit(&mut attributes).await?;
         self.chain().validate(&attributes).await?;
         let mut object = old.boxed_clone();
-        set_finalizers(&mut *object, options, row.strategy.orphans_by_default());
+        set_finalizers(&mut *object, options, row.settings.orphans_by_default);
         let waits = self.begin(ctx, &mut *object, options);
         if !waits {
             // Only an object with a grace period gets a deletion timestamp before it is removed.
@@ -129,7 +129,9 @@ impl Registry {
             return Ok(Attempt::Raced);
         }
         self.note_written(row, answer.revision);
-        row.strategy.release(self, &*object, None).await;
+        if let Some(allocator) = &row.allocator {
+            allocator.release(self, &*object, None).await;
+        }
         Ok(gone(object, answer.revision))
     }
 

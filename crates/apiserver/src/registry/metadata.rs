@@ -27,7 +27,7 @@ pub(super) fn wipe_system_fields(meta: &mut ObjectMeta) {
 
 /// Sets the fields of a new object, whatever its creator wrote.
 pub(super) fn fill_new(row: &Resource, key: &Key, object: &mut dyn Object) {
-    let generation = row.strategy.has_generation().then_some(1);
+    let generation = row.settings.has_generation.then_some(1);
     let meta = object.meta_mut();
     if row.namespaced {
         meta.namespace = Some(key.namespace.clone());
@@ -131,7 +131,7 @@ pub(super) fn check_preconditions(
     let (meta, before) = (object.meta(), old.meta());
     let name = old.name();
     match meta.resource_version.as_deref() {
-        None | Some("") if row.strategy.unconditional_update() => {}
+        None | Some("") if row.settings.unconditional_update => {}
         None | Some("") => {
             let mut errors = FieldErrors::default();
             errors.invalid(
@@ -182,7 +182,7 @@ pub(super) fn validate_new(row: &Resource, object: &dyn Object) -> FieldErrors {
     let path = Path::new("metadata");
     let meta = object.meta();
     if let Some(prefix) = meta.generate_name.as_deref().filter(|prefix| !prefix.is_empty()) {
-        for why in row.strategy.name_errors(&masked(prefix)) {
+        for why in (row.settings.name_errors)(&masked(prefix)) {
             errors.invalid(&path.child("generateName"), prefix, &why);
         }
     }
@@ -190,7 +190,7 @@ pub(super) fn validate_new(row: &Resource, object: &dyn Object) -> FieldErrors {
         "" => errors.required(&path.child("name"), "name or generateName is required"),
         name => {
             let own = row.strategy.own_name_errors(object);
-            for why in row.strategy.name_errors(name).into_iter().chain(own) {
+            for why in (row.settings.name_errors)(name).into_iter().chain(own) {
                 errors.invalid(&path.child("name"), name, &why);
             }
         }
@@ -222,7 +222,7 @@ fn validate_common(row: &Resource, meta: &ObjectMeta, path: &Path, errors: &mut 
 
 /// Finalizers without a domain.
 fn validate_domains(row: &Resource, meta: &ObjectMeta, path: &Path, errors: &mut FieldErrors) {
-    if row.custom || row.strategy.metadata_rules() != MetadataRules::Full {
+    if row.custom || row.settings.metadata_rules != MetadataRules::Full {
         return;
     }
     for (index, name) in meta.finalizers.iter().flatten().enumerate() {

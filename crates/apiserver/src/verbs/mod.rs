@@ -76,7 +76,7 @@ pub(crate) async fn dispatch(
     let call = Call::new(shared, info, user, row, table, parts)?;
     let (accept, ctx) = (call.accept, call.ctx.clone());
     let trail = Trail::of(&call.parts).cloned();
-    if let Some(text) = ctx.resource.deprecation() {
+    if let Some(text) = &ctx.resource.deprecation {
         ctx.warn(text);
         ctx.annotate("k8s.io/deprecated", "true");
     }

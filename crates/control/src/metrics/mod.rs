@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use apiserver::Registry;
 use apiserver::request::Key;
-use apiserver::resource::{Column, Doc, Strategy};
+use apiserver::resource::{Column, Computed, Doc, TableConvertor};
 use async_trait::async_trait;
 use futures::{StreamExt, stream};
 use jiff::Timestamp;
@@ -45,11 +45,12 @@ const AT_ONCE: usize = 64;
 pub(crate) fn rows(kubelets: &Arc<Kubelets>) -> [Row; 2] {
     let collector =
         Arc::new(Collector { kubelets: kubelets.clone(), nodes: Mutex::new(HashMap::new()) });
-    let nodes = NodeStrategy(collector.clone());
-    let pods = PodStrategy(collector);
+    let nodes = Arc::new(NodeMetrics(collector.clone()));
+    let pods = Arc::new(PodMetrics(collector));
     [
-        Row::untyped((GROUP, VERSION, "NodeMetrics"), "nodes", false, nodes).computed(),
-        Row::untyped((GROUP, VERSION, "PodMetrics"), "pods", true, pods).computed(),
+        Row::computed((GROUP, VERSION, "NodeMetrics"), "nodes", nodes.clone(), nodes)
+            .cluster_scoped(),
+        Row::computed((GROUP, VERSION, "PodMetrics"), "pods", pods.clone(), pods),
     ]
 }
 
@@ -105,10 +106,10 @@ fn now_ms() -> i64 {
     base::clock::now().as_millisecond()
 }
 
-struct NodeStrategy(Arc<Collector>);
+struct NodeMetrics(Arc<Collector>);
 
 #[async_trait]
-impl Strategy for NodeStrategy {
+impl Computed for NodeMetrics {
     async fn computed(
         &self,
         registry: &Registry,
@@ -131,7 +132,9 @@ impl Strategy for NodeStrategy {
         };
         Ok(nodes.iter().filter_map(usage).collect())
     }
+}
 
+impl TableConvertor for NodeMetrics {
     fn columns(&self) -> Vec<Column> {
         columns()
     }
@@ -142,10 +145,10 @@ impl Strategy for NodeStrategy {
     }
 }
 
-struct PodStrategy(Arc<Collector>);
+struct PodMetrics(Arc<Collector>);
 
 #[async_trait]
-impl Strategy for PodStrategy {
+impl Computed for PodMetrics {
     async fn computed(
         &self,
         registry: &Registry,
@@ -163,7 +166,9 @@ impl Strategy for PodStrategy {
         self.0.refresh(registry, &nodes).await;
         Ok(pods.iter().filter_map(|pod| self.of(pod)).collect())
     }
+}
 
+impl TableConvertor for PodMetrics {
     fn columns(&self) -> Vec<Column> {
         columns()
     }
@@ -175,7 +180,7 @@ impl Strategy for PodStrategy {
     }
 }
 
-impl PodStrategy {
+impl PodMetrics {
     fn of(&self, pod: &Pod) -> Option<Box<dyn Object>> {
         self.0.of(&node_of(pod)?, |history| {
             let containers = history.pod(pod.namespace(), pod.name())?;

@@ -1,8 +1,9 @@
 //! Rows of Tables: the name and the CRD's printer columns.
 //! Upstream: `registry/customresource/tableconvertor`.
 
+use apiserver::resource::{Column, Doc};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceColumnDefinition;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::PrintedColumn;
 use super::jsonpath::JsonPath;
@@ -28,21 +29,20 @@ pub fn column(from: &CustomResourceColumnDefinition) -> PrintedColumn {
         format!("Custom resource definition column (in JSONPath format): {path}")
     });
     PrintedColumn {
-        definition: json!({
-            "name": from.name,
-            "type": from.type_,
-            "format": from.format.as_deref().unwrap_or_default(),
-            "description": description,
-            "priority": from.priority.unwrap_or_default(),
-        }),
-        kind: from.type_.clone(),
+        column: Column {
+            name: from.name.clone().into(),
+            kind: from.type_.clone().into(),
+            format: from.format.clone().unwrap_or_default().into(),
+            description: Doc::Text(description.into()),
+            priority: from.priority.unwrap_or_default(),
+        },
         path: JsonPath::parse(path),
     }
 }
 
 pub fn cell(column: &PrintedColumn, object: &Value) -> Value {
     let Some(value) = column.path.first(object) else { return Value::Null };
-    match (column.kind.as_str(), value) {
+    match (&*column.column.kind, value) {
         (_, Value::Null) => Value::Null,
         ("string", Value::String(text)) => text.as_str().into(),
         ("string", other) => other.to_string().into(),
@@ -84,6 +84,8 @@ fn human_duration(seconds: i64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]

@@ -3,8 +3,6 @@
 //! Without a Service it is this one, and the object is there for others to read. The aggregator asks
 //! the other servers.
 
-use std::sync::Arc;
-
 use apiserver::request::RequestContext;
 use apiserver::resource::Examined;
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::{
@@ -52,7 +50,7 @@ pub(crate) static KIND: Kind<APIService> = Kind {
         }),
         age(),
     ],
-    hooks: |_| Arc::new(Life),
+    hooks: &Life,
     ..Kind::BASE
 };
 

@@ -1,7 +1,5 @@
 //! DaemonSet: a pod on each node.
 
-use std::sync::Arc;
-
 use apiserver::request::RequestContext;
 use k8s_openapi::api::apps::v1::{DaemonSet, DaemonSetStatus, RollingUpdateDaemonSet};
 use k8s_openapi::api::core::v1::Container;
@@ -83,7 +81,7 @@ pub(crate) static KIND: Kind<DaemonSet> = Kind {
             selector(set.spec.as_ref().map(|spec| &spec.selector)).into()
         })),
     ],
-    hooks: |_| Arc::new(Life),
+    hooks: &Life,
     ..Kind::BASE
 };
 

@@ -1,7 +1,5 @@
 //! Deployment: pods that are replaced step by step when their template changes.
 
-use std::sync::Arc;
-
 use apiserver::request::RequestContext;
 use k8s_openapi::api::apps::v1::{
     Deployment, DeploymentStatus, DeploymentStrategy, RollingUpdateDeployment,
@@ -84,7 +82,7 @@ pub(crate) static KIND: Kind<Deployment> = Kind {
             selector(deployment.spec.as_ref().map(|spec| &spec.selector)).into()
         })),
     ],
-    hooks: |_| Arc::new(Life),
+    hooks: &Life,
     ..Kind::BASE
 };
 

@@ -1,8 +1,6 @@
 //! Job: pods that run until enough of them have succeeded. The selector, and the labels that it
 //! needs, are the server's to make.
 
-use std::sync::Arc;
-
 use apiserver::request::RequestContext;
 use k8s_openapi::api::batch::v1::{Job, JobSpec};
 use k8s_openapi::api::core::v1::Container;
@@ -61,7 +59,7 @@ pub(crate) static KIND: Kind<Job> = Kind {
         done.unwrap_or_default().to_string()
     })]),
     unknown_field: Some(|field| format!("field label {field:?} not supported for Job")),
-    hooks: |_| Arc::new(Life),
+    hooks: &Life,
     ..Kind::BASE
 };
 

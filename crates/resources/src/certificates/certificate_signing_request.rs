@@ -67,7 +67,7 @@ pub(crate) static KIND: Kind<CertificateSigningRequest> = Kind {
         ),
     ],
     fields: Fields::Of(&[("spec.signerName", |csr| csr.spec.signer_name.clone())]),
-    hooks: |_| Arc::new(Life),
+    hooks: &Life,
     ..Kind::BASE
 };
 

@@ -7,17 +7,17 @@ use std::sync::Arc;
 
 use apiserver::Registry;
 use apiserver::request::Key;
+use apiserver::resource::{Computed, Storage};
 use async_trait::async_trait;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ComponentCondition, ComponentStatus};
 use machinery::{Object, ObjectMeta, StatusError};
 
-use crate::generic::Hooks;
 use crate::kind::{Kind, name, text};
 
 pub(crate) static KIND: Kind<ComponentStatus> = Kind {
     short: &["cs"],
-    stored: false,
+    unstored: Some(|| Storage::Computed(Arc::new(Components))),
     verbs: &["get", "list"],
     deprecation: "v1 ComponentStatus is deprecated in v1.19+",
     columns: &[
@@ -37,7 +37,6 @@ pub(crate) static KIND: Kind<ComponentStatus> = Kind {
             health(component).and_then(|health| health.error.clone()).unwrap_or_default().into()
         }),
     ],
-    hooks: |_| Arc::new(Components),
     ..Kind::BASE
 };
 
@@ -48,7 +47,7 @@ fn health(component: &ComponentStatus) -> Option<&ComponentCondition> {
 struct Components;
 
 #[async_trait]
-impl Hooks<ComponentStatus> for Components {
+impl Computed for Components {
     async fn computed(
         &self,
         registry: &Registry,

@@ -1,7 +1,5 @@
 //! Namespaces: deleted in two steps, the first of which marks them as terminating.
 
-use std::sync::Arc;
-
 use apiserver::request::RequestContext;
 use apiserver::resource::Behaviour;
 use k8s_openapi::api::core::v1::{Namespace, NamespaceSpec, NamespaceStatus};
@@ -58,7 +56,7 @@ pub(crate) static KIND: Kind<Namespace> = Kind {
             status.and_then(|status| status.phase.clone()).unwrap_or_default()
         }),
     ]),
-    hooks: |_| Arc::new(Life),
+    hooks: &Life,
     ..Kind::BASE
 };
 

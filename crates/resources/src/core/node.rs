@@ -1,7 +1,5 @@
 //! Node: a machine that runs pods.
 
-use std::sync::Arc;
-
 use apiserver::request::RequestContext;
 use k8s_openapi::api::core::v1::{Node, NodeSpec, NodeSystemInfo};
 use release::features::Feature;
@@ -70,7 +68,7 @@ pub(crate) static KIND: Kind<Node> = Kind {
         let spec = node.spec.as_ref();
         spec.and_then(|spec| spec.unschedulable).unwrap_or_default().to_string()
     })]),
-    hooks: |_| Arc::new(Life),
+    hooks: &Life,
     ..Kind::BASE
 };
 

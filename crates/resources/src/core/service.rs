@@ -12,6 +12,7 @@ use std::sync::Arc;
 use apiserver::Registry;
 use apiserver::registry::{DeleteOptions, Intent};
 use apiserver::request::{Key, RequestContext};
+use apiserver::resource::Allocator;
 use async_trait::async_trait;
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::{
@@ -103,20 +104,16 @@ pub(crate) static KIND: Kind<Service> = Kind {
         }),
         ("spec.type", |service| kind(service).into()),
     ]),
-    hooks: |wiring| {
+    hooks: &Life,
+    allocator: Some(|wiring| {
         let node_ports = wiring.map_or(DEFAULT_PORTS, |wiring| wiring.node_ports.clone());
-        Arc::new(Life { node_ports, known: OnceCell::new() })
-    },
+        Arc::new(Addresses { node_ports, known: OnceCell::new() })
+    }),
     ..Kind::BASE
 };
 
-struct Life {
-    node_ports: RangeInclusive<u16>,
-    /// Set once all Services that there were have their claims.
-    known: OnceCell<()>,
-}
+struct Life;
 
-#[async_trait]
 impl Hooks<Service> for Life {
     fn prepare_create(&self, _ctx: &RequestContext, service: &mut Service) {
         // Upstream: `normalizeClusterIPs`. A client that writes the list must write both.
@@ -130,14 +127,26 @@ impl Hooks<Service> for Life {
         carry_allocations(service.spec.get_or_insert_default(), old.spec.as_ref());
         default_ip_modes(service);
     }
+}
 
+/// Gives Services their cluster IPs and node ports.
+struct Addresses {
+    node_ports: RangeInclusive<u16>,
+    /// Set when all Services that existed before have their claims.
+    known: OnceCell<()>,
+}
+
+#[async_trait]
+impl Allocator for Addresses {
     async fn settle(
         &self,
         registry: &Registry,
         ctx: &RequestContext,
-        service: &mut Service,
-        old: Option<&Service>,
+        object: &mut dyn Object,
+        old: Option<&dyn Object>,
     ) -> Result<(), StatusError> {
+        let (service, old) =
+            (object.expect_mut::<Service>(), old.map(|old| old.expect::<Service>()));
         if ctx.subresource == "status" || kind(service) == "ExternalName" {
             return Ok(());
         }
@@ -165,18 +174,21 @@ impl Hooks<Service> for Life {
         &self,
         registry: &Registry,
         ctx: &RequestContext,
-        service: &mut Service,
-        old: Option<&Service>,
+        object: &mut dyn Object,
+        old: Option<&dyn Object>,
     ) -> Result<(), StatusError> {
         if ctx.subresource == "status" {
             return Ok(());
         }
+        let (service, old) =
+            (object.expect_mut::<Service>(), old.map(|old| old.expect::<Service>()));
         self.known.get_or_try_init(|| settle(registry)).await?;
         self.allocate_addresses(registry, ctx, service).await?;
         self.allocate_ports(registry, ctx, service, old).await
     }
 
-    async fn release(&self, registry: &Registry, had: &Service, now: Option<&Service>) {
+    async fn release(&self, registry: &Registry, had: &dyn Object, now: Option<&dyn Object>) {
+        let (had, now) = (had.expect::<Service>(), now.map(|now| now.expect::<Service>()));
         let kept: BTreeSet<&str> = now.into_iter().flat_map(addresses_of).collect();
         for ip in addresses_of(had).filter(|ip| !kept.contains(ip)) {
             release_address(registry, ip, had).await;
@@ -187,9 +199,12 @@ impl Hooks<Service> for Life {
         }
     }
 
-    async fn abandoned(&self, registry: &Registry, service: &Service) {
+    async fn abandoned(&self, registry: &Registry, service: &dyn Object) {
         match registry.find::<Service>(service.namespace(), service.name()).await {
-            Ok(there) => self.release(registry, service, there.as_ref()).await,
+            Ok(there) => {
+                let there = there.as_ref().map(|there| there as &dyn Object);
+                self.release(registry, service, there).await;
+            }
             // It is found to belong to nobody by whoever wants it, or by the repair (`addresses.rs`).
             Err(error) => tracing::warn!(
                 service = service.name(), %error, "what a failed write took stays taken for a while"
@@ -358,7 +373,7 @@ fn numbers_of(spec: &ServiceSpec) -> BTreeSet<i32> {
     spec.ports.iter().flatten().filter_map(|port| port.node_port).collect()
 }
 
-impl Life {
+impl Addresses {
     async fn allocate_addresses(
         &self,
         registry: &Registry,

@@ -122,7 +122,7 @@ type Kinds = HashMap<(String, String), &'static str>;
 fn kinds() -> &'static Kinds {
     static KINDS: LazyLock<Kinds> = LazyLock::new(|| {
         let table = crate::tests::built_in();
-        let mut rows: Vec<_> = table.iter().filter(|row| row.storage.is_some()).collect();
+        let mut rows: Vec<_> = table.iter().filter(|row| row.is_stored()).collect();
         rows.sort_by_key(|row| row.conversion.is_some());
         let mut kinds = Kinds::new();
         for row in rows {
