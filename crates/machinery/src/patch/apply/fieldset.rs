@@ -8,6 +8,7 @@
 
 use serde_json::{Map, Value};
 
+use super::FieldsError;
 use super::path::Element;
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -261,16 +262,16 @@ impl Set {
         out
     }
 
-    pub fn from_fields(fields: &Value) -> Result<Self, String> {
+    pub fn from_fields(fields: &Value) -> Result<Self, FieldsError> {
         Ok(Self::read(fields)?.1)
     }
 
     /// Is the place itself a member, and what is below?
-    fn read(fields: &Value) -> Result<(bool, Self), String> {
+    fn read(fields: &Value) -> Result<(bool, Self), FieldsError> {
         let fields = match fields {
             Value::Object(fields) => fields,
             Value::Null => return Ok((true, Self::EMPTY)),
-            other => return Err(format!("expected an object, got {other}")),
+            other => return Err(FieldsError::NotAnObject(other.clone())),
         };
         let (mut member, mut set) = (false, Self(Vec::with_capacity(fields.len())));
         for (key, value) in fields {

@@ -17,7 +17,7 @@ use super::path::{Element, equal};
 use super::types::{Atom, Elements, MapType, Type, TypeRef};
 use super::validate::misfit;
 use super::walk::{Comparison, extract};
-use super::{Resets, Set};
+use super::{FieldsError, Resets, Set};
 
 /// Who owns what was there before anybody applied.
 const BEFORE_FIRST_APPLY: &str = "before-first-apply";
@@ -55,7 +55,7 @@ static STRIPPED: LazyLock<Set> = LazyLock::new(|| {
 pub trait Versions {
     fn type_of(&self, api_version: &str) -> TypeRef;
     /// The tree in another version; `None`: nobody serves that any more.
-    fn convert(&self, tree: &Value, from: &str, to: &str) -> Result<Option<Value>, String>;
+    fn convert(&self, tree: &Value, from: &str, to: &str) -> Result<Option<Value>, FieldsError>;
     fn resets(&self) -> Resets;
 }
 
@@ -80,11 +80,11 @@ pub struct Applied {
 #[derive(Debug, PartialEq)]
 pub enum ApplyError {
     Conflicts(Vec<Conflict>),
-    Failed(String),
+    Failed(FieldsError),
 }
 
-impl From<String> for ApplyError {
-    fn from(why: String) -> Self {
+impl From<FieldsError> for ApplyError {
+    fn from(why: FieldsError) -> Self {
         Self::Failed(why)
     }
 }
@@ -97,7 +97,7 @@ impl Write<'_> {
         before: Option<(&N, &[ManagedFieldsEntry])>,
         after: &N,
         sent: Option<&[ManagedFieldsEntry]>,
-    ) -> Result<Vec<ManagedFieldsEntry>, String> {
+    ) -> Result<Vec<ManagedFieldsEntry>, FieldsError> {
         let stored = before.map_or(&[][..], |(_, entries)| entries);
         let managers = self.decoded(stored, sent);
         // Ownership that was thrown away stays so until somebody applies.
@@ -133,7 +133,7 @@ impl Write<'_> {
         after: &N,
         managers: Managers,
         name: &str,
-    ) -> Result<Managers, String> {
+    ) -> Result<Managers, FieldsError> {
         let mut managers = self.reconciled(managers);
         let own = match self.take_over(before, after, &mut managers, None, true) {
             Ok(changes) => changes.modified.union(changes.added).difference(&STRIPPED),
@@ -211,7 +211,7 @@ impl Write<'_> {
         before: &N,
         after: &N,
         api_version: &str,
-    ) -> Result<Option<Comparison>, String> {
+    ) -> Result<Option<Comparison>, FieldsError> {
         let there =
             |tree: &N| self.versions.convert(&tree.to_value(), self.api_version, api_version);
         let (Some(before), Some(after)) = (there(before)?, there(after)?) else { return Ok(None) };
@@ -237,13 +237,11 @@ impl Write<'_> {
         let of = self.versions.type_of(self.api_version);
         let (live, entries) = live.unwrap_or((nothing(), &[]));
         if let Some(why) = misfit(configuration, of.get()) {
-            return Err(ApplyError::Failed(format!(
-                "failed to create typed patch object ({}): {why}",
-                described(configuration)
-            )));
+            let object = described(configuration);
+            return Err(FieldsError::Misfit { object, why }.into());
         }
-        let managers = Managers::decode(entries)
-            .map_err(|why| format!("failed to decode managed fields: {why}"))?;
+        let managers =
+            Managers::decode(entries).map_err(|why| FieldsError::Decode(Box::new(why)))?;
         let managers = match managers.is_empty() {
             true => self.updated(nothing(), live, managers, BEFORE_FIRST_APPLY)?,
             false => managers,
@@ -284,7 +282,7 @@ impl Write<'_> {
         let of = self.versions.type_of(self.api_version);
         let mut managers = self.reconciled(managers);
         let object = merge(live, configuration, of.get())
-            .map_err(|why| format!("failed to merge config: {why}"))?;
+            .map_err(|why| FieldsError::Merge(Box::new(why)))?;
         let set = self.versions.resets().apply_to(extract(configuration, of.get()));
         let manager = Manager::new(self.manager, Operation::Apply, "", self.subresource);
         let owned = Owned { set, api_version: self.api_version.into(), applied: true };
@@ -292,7 +290,7 @@ impl Write<'_> {
         let object = match last {
             Some(last) if !last.set.is_empty() => self
                 .pruned(object, &managers, &last)
-                .map_err(|why| format!("failed to prune fields: {why}"))?,
+                .map_err(|why| FieldsError::Prune(Box::new(why)))?,
             _ => object,
         };
         self.take_over(live, &object, &mut managers, Some(&manager), force)?;
@@ -310,7 +308,12 @@ impl Write<'_> {
     }
 
     /// Takes out what the manager applied last time and no more, and nobody else owns.
-    fn pruned(&self, merged: Value, managers: &Managers, last: &Owned) -> Result<Value, String> {
+    fn pruned(
+        &self,
+        merged: Value,
+        managers: &Managers,
+        last: &Owned,
+    ) -> Result<Value, FieldsError> {
         let version = &*last.api_version;
         let Some(there) = self.in_version(&merged, self.api_version, version)? else {
             return Ok(merged);
@@ -347,7 +350,7 @@ impl Write<'_> {
         Ok(self.in_version(&pruned, version, self.api_version)?.unwrap_or(merged))
     }
 
-    fn in_version(&self, tree: &Value, from: &str, to: &str) -> Result<Option<Value>, String> {
+    fn in_version(&self, tree: &Value, from: &str, to: &str) -> Result<Option<Value>, FieldsError> {
         if from == to { Ok(Some(tree.clone())) } else { self.versions.convert(tree, from, to) }
     }
 

@@ -7,8 +7,8 @@ use std::fmt;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{FieldsV1, ManagedFieldsEntry, Time};
 
-use super::Set;
 use super::path::Element;
+use super::{FieldsError, Set};
 
 /// More managers of updates than this are taken together, the oldest first.
 const MOST_UPDATERS: usize = 10;
@@ -84,25 +84,23 @@ pub struct Managers {
 }
 
 impl Managers {
-    pub fn decode(entries: &[ManagedFieldsEntry]) -> Result<Self, String> {
+    pub fn decode(entries: &[ManagedFieldsEntry]) -> Result<Self, FieldsError> {
         let mut all = Self::default();
         for (index, entry) in entries.iter().enumerate() {
             let operation = match entry.operation.as_deref() {
                 Some("Apply") => Operation::Apply,
                 Some("Update") => Operation::Update,
-                _ => return Err("operation must be `Apply` or `Update`".into()),
+                _ => return Err(FieldsError::Operation),
             };
             let api_version = entry.api_version.as_deref().unwrap_or_default();
             if api_version.is_empty() {
-                return Err("apiVersion must not be empty".into());
+                return Err(FieldsError::NoApiVersion);
             }
             match entry.fields_type.as_deref().unwrap_or_default() {
                 "FieldsV1" => {}
-                "" => return Err(format!("missing fieldsType in managed fields entry {index}")),
+                "" => return Err(FieldsError::NoFieldsType(index)),
                 other => {
-                    return Err(format!(
-                        "invalid fieldsType {other:?} in managed fields entry {index}"
-                    ));
+                    return Err(FieldsError::FieldsType { kind: other.into(), index });
                 }
             }
             let manager = Manager {
@@ -115,8 +113,9 @@ impl Managers {
                 subresource: entry.subresource.clone().unwrap_or_default(),
             };
             let set = match &entry.fields_v1 {
-                Some(FieldsV1(fields)) => Set::from_fields(fields)
-                    .map_err(|why| format!("error decoding versioned set: {why}"))?,
+                Some(FieldsV1(fields)) => {
+                    Set::from_fields(fields).map_err(|why| FieldsError::Set(Box::new(why)))?
+                }
                 None => Set::EMPTY,
             };
             match entry.time.clone() {
@@ -268,7 +267,7 @@ pub mod scale {
     pub fn from_parent(
         entries: &[ManagedFieldsEntry],
         path: &[&str],
-    ) -> Result<Vec<ManagedFieldsEntry>, String> {
+    ) -> Result<Vec<ManagedFieldsEntry>, FieldsError> {
         let parent = Managers::decode(entries)?;
         let wanted = elements(path);
         let mut scale = Managers::default();
@@ -294,7 +293,7 @@ pub mod scale {
         entries: &[ManagedFieldsEntry],
         path: &[&str],
         api_version: &str,
-    ) -> Result<Vec<ManagedFieldsEntry>, String> {
+    ) -> Result<Vec<ManagedFieldsEntry>, FieldsError> {
         let before = Managers::decode(parent)?;
         let mut scale = Managers::decode(entries)?;
         let (wanted, replicas) = (elements(path), Set::of_fields(path));

@@ -7,6 +7,7 @@
 //! Nothing here knows HTTP, storage, or a kind. Where versions differ, the caller converts
 //! ([`managed::Versions`]).
 
+mod error;
 pub mod fieldset;
 pub mod managed;
 pub mod managers;
@@ -17,6 +18,7 @@ pub mod types;
 mod validate;
 mod walk;
 
+pub use error::FieldsError;
 pub use fieldset::Set;
 pub use managed::{Applied, ApplyError, Versions, Write};
 pub use node::Node;

@@ -91,7 +91,7 @@ impl Versions for Kind {
         if api_version == "v2" { self.v2.clone() } else { self.v1.clone() }
     }
 
-    fn convert(&self, tree: &Value, from: &str, to: &str) -> Result<Option<Value>, String> {
+    fn convert(&self, tree: &Value, from: &str, to: &str) -> Result<Option<Value>, FieldsError> {
         let name = |version: &str| if version == "v2" { "size" } else { "replicas" };
         if to == "gone" {
             return Ok(None);
@@ -319,7 +319,7 @@ fn misfits() {
     ] {
         match Story::default().step(Apply("a", "v1", spec, false)) {
             Err(ApplyError::Failed(why)) => assert_eq!(
-                why,
+                why.to_string(),
                 format!("failed to create typed patch object (/x; /v1, Kind=Thing): {expected}")
             ),
             other => panic!("{other:?} instead of {expected}"),

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::Set;
 use super::node::{Node, Shape};
 use super::path::{Element, equal};
 use super::types::{Atom, Elements, ListType, MapType, Type};
+use super::{FieldsError, Set};
 
 /// All fields of a value.
 pub fn extract<N: Node>(value: &N, of: &Type) -> Set {
@@ -64,28 +64,23 @@ fn keyed<'a, N: Node>(items: &'a [N], list: &ListType) -> BTreeMap<Element, Vec<
 }
 
 /// What tells an element of a list apart.
-pub(super) fn element_of<N: Node>(item: &N, list: &ListType) -> Result<Element, String> {
+pub(super) fn element_of<N: Node>(item: &N, list: &ListType) -> Result<Element, FieldsError> {
     let keys = match &list.elements {
-        Elements::Atomic => return Err("invalid indexing of non-associative list".into()),
+        Elements::Atomic => return Err(FieldsError::AtomicList),
         Elements::Map(keys) => keys,
         Elements::Set => {
             return match item.shape() {
-                Shape::Map => {
-                    Err("associative list without keys has an element that's a map type".into())
-                }
-                Shape::List => Err("not supported: associative list with lists as elements".into()),
-                Shape::Null => {
-                    Err("associative list without keys has an element that's an explicit null"
-                        .into())
-                }
+                Shape::Map => Err(FieldsError::MapInSet),
+                Shape::List => Err(FieldsError::ListInSet),
+                Shape::Null => Err(FieldsError::NullInSet),
                 Shape::Scalar => Ok(Element::Value(item.to_value())),
             };
         }
     };
     match item.shape() {
         Shape::Map => {}
-        Shape::Null => return Err("associative list with keys may not have a null element".into()),
-        _ => return Err("associative list with keys may not have non-map elements".into()),
+        Shape::Null => return Err(FieldsError::NullInList),
+        _ => return Err(FieldsError::ScalarInList),
     }
     let mut found: Vec<(Box<str>, Value)> = keys
         .iter()
@@ -96,10 +91,7 @@ pub(super) fn element_of<N: Node>(item: &N, list: &ListType) -> Result<Element, 
         .collect();
     if found.is_empty() {
         let names: Vec<String> = keys.iter().map(|key| format!("{:?}", key.name)).collect();
-        return Err(format!(
-            "associative list with keys has an element that omits all key fields [{}] (and doesn't have default values for any key fields)",
-            names.join(" ")
-        ));
+        return Err(FieldsError::NoKeys(names.join(" ")));
     }
     found.sort_unstable_by(|a, b| a.0.cmp(&b.0));
     Ok(Element::Key(found.into()))
