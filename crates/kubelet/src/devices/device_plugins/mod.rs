@@ -20,6 +20,7 @@
 
 mod allocate;
 mod counts;
+mod error;
 mod messages;
 mod plugin;
 mod record;
@@ -39,6 +40,7 @@ use tokio::time::{Instant, sleep_until};
 use crate::config::Config;
 pub use allocate::{Extras, REFUSED};
 use counts::Counts;
+pub use error::DevicePluginError;
 use messages::Device;
 use plugin::Plugin;
 pub use registration::{Registered, serve};
@@ -114,7 +116,7 @@ impl DevicePlugins {
         self: &Arc<Self>,
         resource: &str,
         socket: PathBuf,
-    ) -> Result<Arc<Plugin>, String> {
+    ) -> Result<Arc<Plugin>, DevicePluginError> {
         let plugin = Arc::new(plugin::connect(&socket).await?);
         {
             let mut state = self.state();
@@ -443,12 +445,8 @@ mod tests {
         let container = &owner.spec.as_ref().expect("a spec").containers[0];
         bench.plugins.disconnect(RES, &plugin);
         let stopped = bench.plugins.extras(&owner, container).await.expect_err("it stopped");
-        assert_eq!(
-            stopped,
-            format!(
-                "device plugin PreStartContainer rpc failed with err: endpoint {RES} has been stopped"
-            )
-        );
+        let why = DevicePluginError::Stopped(RES.to_owned());
+        assert_eq!(stopped, DevicePluginError::PreStart(Box::new(why)));
         {
             let mut state = bench.plugins.state();
             state.plugins.clear();
@@ -456,7 +454,7 @@ mod tests {
         assert_eq!(bench.plugins.extras(&owner, container).await, Ok(Extras::default()));
         bench.plugins.state().table.amounts(Instant::now() + Duration::from_secs(301));
         let gone = bench.plugins.extras(&owner, container).await.expect_err("it is gone");
-        assert_eq!(gone, format!("endpoint not found in cache for a registered resource: {RES}"));
+        assert_eq!(gone, DevicePluginError::NoEndpoint(RES.to_owned()));
     }
 
     #[tokio::test]

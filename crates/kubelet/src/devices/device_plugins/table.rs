@@ -20,6 +20,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Pod;
 use tokio::time::Instant;
 
+use super::DevicePluginError;
 use super::messages::{self, Allocated, HEALTHY};
 use crate::names;
 use crate::resources::is_sidecar;
@@ -281,7 +282,7 @@ impl Table {
         container: &str,
         resource: &str,
         required: usize,
-    ) -> Result<Option<Room>, String> {
+    ) -> Result<Option<Room>, DevicePluginError> {
         self.room_without(pod, container, resource, required, &BTreeSet::new())
     }
 
@@ -293,29 +294,29 @@ impl Table {
         resource: &str,
         required: usize,
         others: &BTreeSet<String>,
-    ) -> Result<Option<Room>, String> {
+    ) -> Result<Option<Room>, DevicePluginError> {
         let uid = names::uid(pod);
         let had = self.ids(uid, container, resource);
         let count = had.as_ref().map_or(required, BTreeSet::len);
         if count != required {
-            return Err(format!(
-                "pod {uid:?} container {container:?} changed request for resource {resource:?} from {count} to {required}"
-            ));
+            return Err(DevicePluginError::Changed {
+                pod: uid.to_owned(),
+                container: container.to_owned(),
+                resource: resource.to_owned(),
+                from: count,
+                to: required,
+            });
         }
         let known = self.resources.get(resource).filter(|one| one.counts());
         let Some(known) = known else {
-            return Err(format!("cannot allocate unregistered device {resource}"));
+            return Err(DevicePluginError::Unregistered(resource.to_owned()));
         };
         let healthy = known.healthy();
         if healthy.is_empty() {
-            return Err(format!(
-                "no healthy devices present; cannot allocate unhealthy devices {resource}"
-            ));
+            return Err(DevicePluginError::NoneHealthy(resource.to_owned()));
         }
         if had.as_ref().is_some_and(|had| !had.is_subset(&healthy)) {
-            return Err(format!(
-                "previously allocated devices are no longer healthy; cannot allocate unhealthy devices {resource}"
-            ));
+            return Err(DevicePluginError::NoLongerHealthy(resource.to_owned()));
         }
         if had.is_some() || required == 0 {
             return Ok(None);
@@ -325,10 +326,8 @@ impl Table {
         let free: BTreeSet<String> = &healthy - &self.used(resource, others);
         let needed = required - reused.len();
         if free.len() < needed {
-            return Err(format!(
-                "requested number of devices unavailable for {resource}. Requested: {needed}, Available: {}",
-                free.len()
-            ));
+            let (resource, free) = (resource.to_owned(), free.len());
+            return Err(DevicePluginError::Unavailable { resource, needed, free });
         }
         Ok(Some(Room { required, reused, free }))
     }
@@ -341,7 +340,7 @@ impl Table {
         resource: &str,
         required: usize,
         preferred: &[String],
-    ) -> Result<Vec<String>, String> {
+    ) -> Result<Vec<String>, DevicePluginError> {
         let Some(room) = self.room(pod, container, resource, required)? else { return Ok(vec![]) };
         let mut taken = room.reused;
         let preferred = preferred.iter().filter(|id| room.free.contains(*id));
@@ -453,7 +452,7 @@ mod tests {
         container: &str,
         count: usize,
         preferred: &[&str],
-    ) -> Result<Vec<String>, String> {
+    ) -> Result<Vec<String>, DevicePluginError> {
         let preferred: Vec<String> = preferred.iter().map(|id| id.to_string()).collect();
         let taken = table.take(pod, container, RES, count, &preferred)?;
         if !taken.is_empty() {
@@ -471,7 +470,8 @@ mod tests {
         // A repeated request keeps the devices.
         assert_eq!(give(&mut table, &first, "x", 2, &[]), Ok(vec![]));
         let check = |table: &mut Table, container: &str, count: usize, why: &str| {
-            assert_eq!(give(table, &second, container, count, &[]), Err(why.to_owned()));
+            let refused = give(table, &second, container, count, &[]).expect_err("no room");
+            assert_eq!(refused.to_string(), why);
         };
         check(
             &mut table,

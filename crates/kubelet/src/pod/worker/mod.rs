@@ -19,6 +19,7 @@
 //! Upstream: `pkg/kubelet/pod_workers.go`, `kubelet.go` SyncPod, SyncTerminatingPod.
 
 pub mod context;
+mod error;
 mod resize;
 mod start;
 mod stop;
@@ -591,7 +592,7 @@ impl Worker {
             if let Err(error) = self.context.devices.give_back(&self.uid).await {
                 tracing::warn!(
                     pod = names::full(&self.pod),
-                    error,
+                    %error,
                     "failed to unprepare the pod's claims"
                 );
                 return Next::Wait(self.retry.step());

@@ -59,7 +59,7 @@ impl VolumePlugin for CsiPlugin {
     }
 
     async fn tear_down(&self, host: &Host, uid: &str, dir: &PodDir) -> Result<(), VolumeError> {
-        host.csi.unmount_pod(uid, dir).await.map_err(VolumeError::Driver)
+        host.csi.unmount_pod(uid, dir).await.map_err(VolumeError::from)
     }
 
     fn recover(&self, host: &Host) {
