@@ -28,8 +28,8 @@ use crate::{Kubelets, connections, metrics};
 #[derive(Debug, thiserror::Error)]
 pub enum AssemblyError {
     /// Upstream's `--enable-admission-plugins`, `--disable-admission-plugins`, or the plugins' file.
-    #[error("{0}")]
-    Admission(String),
+    #[error(transparent)]
+    Admission(#[from] admission::OptionsError),
     /// Upstream's `--runtime-config`.
     #[error("{0}")]
     RuntimeConfig(String),
@@ -84,7 +84,7 @@ pub fn set_admission(
 ) -> Result<(), AssemblyError> {
     let authorizer: Arc<dyn Authorizer> = Arc::new(authorizers.clone());
     let options = admission::Options { authorizer: Some(authorizer.clone()), ..options };
-    let mut chain = admission::chain(&options).map_err(AssemblyError::Admission)?;
+    let mut chain = admission::chain(&options)?;
     chain.0.insert(0, Box::new(auth::rbac::NoEscalation::new(rbac, authorizer.clone())));
     chain.0.insert(0, Box::new(admission::PodCertificateSigning(authorizer)));
     registry.set_admission(chain);
@@ -135,7 +135,10 @@ pub fn conversion_webhooks(registry: &Registry) -> extensions::Post {
         };
         let ca_pem = config.ca_bundle.and_then(|bundle| String::from_utf8(bundle.0).ok());
         let endpoint = admission::Endpoint { address, ca_pem };
-        Box::pin(async move { clients.post(&registry, &endpoint, body, timeout).await })
+        Box::pin(async move {
+            let answer = clients.post(&registry, &endpoint, body, timeout).await;
+            answer.map_err(|error| extensions::PostError(error.cause()))
+        })
     })
 }
 

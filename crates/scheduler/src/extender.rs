@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use transport::{ClientOptions, HttpClient};
 
 use crate::config::{ConfigError, Extender as Settings};
+use crate::error::ExtenderError;
 use crate::framework::{MAX_SCORE, Rejection};
 use crate::pod::PodInfo;
 
@@ -57,9 +58,13 @@ impl Extenders {
     }
 
     /// Asks each in turn; an error of one that may not be left out ends the attempt.
-    pub async fn ask(&self, pod: &PodInfo, nodes: Vec<(String, i64)>) -> Result<Left, String> {
+    pub async fn ask(
+        &self,
+        pod: &PodInfo,
+        nodes: Vec<(String, i64)>,
+    ) -> Result<Left, ExtenderError> {
         let mut left = Left { nodes, ..Left::default() };
-        let whole = self.pods.get_key(&pod.key).ok_or("the pod is gone")?;
+        let whole = self.pods.get_key(&pod.key).ok_or(ExtenderError::PodIsGone)?;
         let whole = json!(&*whole);
         for extender in self.all.iter().filter(|one| one.concerns(pod)) {
             if extender.settings.filter_verb.is_empty() || left.nodes.is_empty() {
@@ -72,7 +77,7 @@ impl Extenders {
                 }
                 Err(error) if extender.settings.ignorable => {
                     let extender = extender.settings.url_prefix.as_str();
-                    tracing::warn!(extender, error, "an extender is left out");
+                    tracing::warn!(extender, %error, "failed to ask the extender; it is ignorable");
                 }
                 Err(error) => return Err(error),
             }
@@ -95,7 +100,7 @@ impl Extenders {
     }
 
     /// Binds, if that is an extender's business: `None` if it is not.
-    pub async fn bind(&self, pod: &PodInfo, node: &str) -> Option<Result<(), String>> {
+    pub async fn bind(&self, pod: &PodInfo, node: &str) -> Option<Result<(), ExtenderError>> {
         let mut all = self.all.iter().filter(|one| !one.settings.bind_verb.is_empty());
         let extender = all.find(|one| one.concerns(pod))?;
         let args = json!({
@@ -105,7 +110,7 @@ impl Extenders {
         let answer = extender.call(&extender.settings.bind_verb, &args).await;
         Some(answer.and_then(
             |answer| match text(&answer, "Error").filter(|error| !error.is_empty()) {
-                Some(error) => Err(error.to_owned()),
+                Some(error) => Err(ExtenderError::Refused(error.to_owned())),
                 None => Ok(()),
             },
         ))
@@ -160,11 +165,11 @@ impl Extender {
         pod: &Value,
         nodes: &[(String, i64)],
         known: &Lister<Node>,
-    ) -> Result<(Vec<String>, BTreeMap<String, Rejection>), String> {
+    ) -> Result<(Vec<String>, BTreeMap<String, Rejection>), ExtenderError> {
         let args = self.args(pod, nodes, known);
         let answer = self.call(&self.settings.filter_verb, &args).await?;
         if let Some(error) = text(&answer, "Error").filter(|error| !error.is_empty()) {
-            return Err(error.to_owned());
+            return Err(ExtenderError::Refused(error.to_owned()));
         }
         let mut rejections = BTreeMap::new();
         for (field_name, unresolvable) in
@@ -198,7 +203,7 @@ impl Extender {
         pod: &Value,
         nodes: &[(String, i64)],
         known: &Lister<Node>,
-    ) -> Result<HashMap<String, i64>, String> {
+    ) -> Result<HashMap<String, i64>, ExtenderError> {
         let args = self.args(pod, nodes, known);
         let answer = self.call(&self.settings.prioritize_verb, &args).await?;
         let entries = answer.as_array().into_iter().flatten();
@@ -219,28 +224,26 @@ impl Extender {
         json!({ "Pod": pod, "Nodes": { "metadata": {}, "items": items }, "NodeNames": null })
     }
 
-    async fn call(&self, verb: &str, args: &Value) -> Result<Value, String> {
+    async fn call(&self, verb: &str, args: &Value) -> Result<Value, ExtenderError> {
         let url = format!("{}/{verb}", self.settings.url_prefix.trim_end_matches('/'));
         let body = Full::new(Bytes::from(args.to_string()));
         let request = http::Request::post(&url)
             .header(http::header::CONTENT_TYPE, "application/json")
-            .body(body)
-            .map_err(|error| error.to_string())?;
+            .body(body)?;
         let answer = async {
-            let response = self.http.request(request).await.map_err(|error| error.to_string())?;
+            let response = self.http.request(request).await?;
             let status = response.status();
             if status != http::StatusCode::OK {
-                return Err(format!(
-                    "failed {verb} with extender at URL {url}, code {}",
-                    status.as_u16()
-                ));
+                let (verb, url) = (verb.to_owned(), url.clone());
+                return Err(ExtenderError::Code { verb, url, code: status.as_u16() });
             }
             let body = Limited::new(response.into_body(), LONGEST_ANSWER).collect().await;
-            let bytes = body.map_err(|error| error.to_string())?.to_bytes();
-            serde_json::from_slice(&bytes).map_err(|error| error.to_string())
+            let bytes = body.map_err(ExtenderError::Body)?.to_bytes();
+            Ok(serde_json::from_slice(&bytes)?)
         };
-        let late = |_| format!("failed {verb} with extender at URL {url}: deadline exceeded");
-        tokio::time::timeout(self.patience, answer).await.map_err(late)?
+        let answer = tokio::time::timeout(self.patience, answer).await;
+        let verb = verb.to_owned();
+        answer.unwrap_or(Err(ExtenderError::Timeout { verb, url: url.clone() }))
     }
 }
 
@@ -319,9 +322,10 @@ mod tests {
             .unwrap();
             let listers = (informers.of::<Pod>().lister(), informers.of::<Node>().lister());
             let extenders = Extenders::new(&[settings], listers.0, listers.1).unwrap();
-            assert_eq!(extenders.bind(&pod("example.com/other"), "n").await, None);
+            assert!(extenders.bind(&pod("example.com/other"), "n").await.is_none());
             let concerned = pod("example.com/gpu");
             let (bound, (head, body)) = tokio::join!(extenders.bind(&concerned, "n"), asked);
+            let bound = bound.map(|bound| bound.map_err(|why| why.to_string()));
             assert_eq!(bound, Some(expected));
             assert_eq!(head, "POST /scheduler/bind HTTP/1.1");
             let wanted = json!({"PodName": "p", "PodNamespace": "ns", "PodUID": "u", "Node": "n"});

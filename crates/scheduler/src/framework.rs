@@ -17,7 +17,8 @@ use client::ObjectKey;
 use futures::future::BoxFuture;
 
 use crate::cluster::{Cluster, WhatIf};
-use crate::config::{Args, Point, Profile};
+use crate::config::{Args, ConfigError, Point, Profile};
+use crate::error::BindError;
 use crate::node::NodeInfo;
 use crate::objects::Objects;
 use crate::pod::PodInfo;
@@ -202,8 +203,11 @@ pub trait Permit: Send + Sync {
 }
 
 pub trait PreBind: Send + Sync {
-    fn pre_bind<'a>(&'a self, pod: &'a PodInfo, node: &'a str)
-    -> BoxFuture<'a, Result<(), String>>;
+    fn pre_bind<'a>(
+        &'a self,
+        pod: &'a PodInfo,
+        node: &'a str,
+    ) -> BoxFuture<'a, Result<(), BindError>>;
 
     /// The pod is not bound after all: what others need is undone.
     fn take_back<'a>(&'a self, _pod: &'a PodInfo, _node: &'a str) -> BoxFuture<'a, ()> {
@@ -212,7 +216,7 @@ pub trait PreBind: Send + Sync {
 }
 
 pub trait Bind: Send + Sync {
-    fn bind<'a>(&'a self, pod: &'a PodInfo, node: &'a str) -> BoxFuture<'a, Result<(), String>>;
+    fn bind<'a>(&'a self, pod: &'a PodInfo, node: &'a str) -> BoxFuture<'a, Result<(), BindError>>;
 }
 
 pub trait PostBind: Send + Sync {
@@ -345,7 +349,11 @@ impl fmt::Display for Diagnosis {
 
 impl Framework {
     /// The plugins of `table` that the profile names. What it gets wrong is said as upstream says it.
-    pub fn new(table: &'static [Row], profile: &Profile, handle: &Handle) -> Result<Self, String> {
+    pub fn new(
+        table: &'static [Row],
+        profile: &Profile,
+        handle: &Handle,
+    ) -> Result<Self, ConfigError> {
         let handle = Handle { args: profile.args.clone(), ..handle.clone() };
         let wanted = profile.choices.names();
         let rows = table.iter().filter(|row| wanted.contains(row.name));
@@ -370,20 +378,20 @@ impl Framework {
         if let Some(why) = profile.args.fit_refused.as_ref() {
             let plugin = "NodeResourcesFit";
             if framework.hints.contains_key(plugin) {
-                return Err(format!("initializing plugin {plugin:?}: {why}"));
+                return Err(ConfigError(format!("initializing plugin {plugin:?}: {why}")));
             }
         }
         let name = &profile.name;
         let sorts = framework.queue_sort.len();
         if sorts != 1 {
-            return Err(format!(
+            return Err(ConfigError(format!(
                 "only one queue sort plugin required for profile with scheduler name {name:?}, but got {sorts}"
-            ));
+            )));
         }
         if framework.bind.is_empty() {
-            return Err(format!(
+            return Err(ConfigError(format!(
                 "at least one bind plugin is needed for profile with scheduler name {name:?}"
-            ));
+            )));
         }
         Ok(framework)
     }
@@ -641,9 +649,9 @@ impl Framework {
     }
 
     /// Permit and PreBind.
-    pub async fn pre_bind(&self, pod: &PodInfo, node: &str) -> Result<(), String> {
+    pub async fn pre_bind(&self, pod: &PodInfo, node: &str) -> Result<(), BindError> {
         for (_, point) in &self.permit {
-            point.permit(pod, node).await.map_err(|rejection| rejection.reasons.join(", "))?;
+            point.permit(pod, node).await.map_err(BindError::Rejected)?;
         }
         for (_, point) in &self.pre_bind {
             point.pre_bind(pod, node).await?;
@@ -651,7 +659,7 @@ impl Framework {
         Ok(())
     }
 
-    pub async fn bind(&self, pod: &PodInfo, node: &str) -> Result<(), String> {
+    pub async fn bind(&self, pod: &PodInfo, node: &str) -> Result<(), BindError> {
         match self.bind.first() {
             Some((_, point)) => point.bind(pod, node).await,
             None => Ok(()),
@@ -668,7 +676,7 @@ impl Framework {
 fn scorers(
     built: &HashMap<&str, (&'static Row, Points)>,
     profile: &Profile,
-) -> Result<Vec<Scorer>, String> {
+) -> Result<Vec<Scorer>, ConfigError> {
     let before: Named<dyn PreScore> = at!(built, profile, PreScore, pre_score);
     let has = |name: &str| built.get(name).map(|(_, points)| points.score.is_some());
     let order = profile.choices.at(Point::Score, has)?;

@@ -135,7 +135,7 @@ impl Groups {
     }
 
     /// How many members a group needs; 0 if there is no such PodGroup.
-    pub async fn least(&self, group: &Group) -> Result<usize, String> {
+    pub async fn least(&self, group: &Group) -> client::Result<usize> {
         let now = Instant::now();
         {
             let mut known = self.known.lock().await;
@@ -150,7 +150,7 @@ impl Groups {
         let least = match self.client.get::<PodGroup>(&path).await {
             Ok(found) => found.spec.min_member,
             Err(error) if error.is_not_found() => 0,
-            Err(error) => return Err(error.text()),
+            Err(error) => return Err(error),
         };
         self.known.lock().await.insert(group.clone(), (now, least));
         Ok(least)

@@ -22,6 +22,7 @@ pub mod claims;
 pub mod cluster;
 pub mod config;
 pub mod devices;
+mod error;
 mod extended;
 mod extender;
 pub mod framework;

@@ -365,7 +365,7 @@ mod tests {
             &'a self,
             _: &'a PodInfo,
             _: &'a str,
-        ) -> futures::future::BoxFuture<'a, Result<(), String>> {
+        ) -> futures::future::BoxFuture<'a, Result<(), crate::error::BindError>> {
             Box::pin(std::future::ready(Ok(())))
         }
     }

@@ -17,7 +17,8 @@ use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 
 use crate::cluster::Cluster;
-use crate::config::{Args, Config};
+use crate::config::{Args, Config, ConfigError};
+use crate::error::BindError;
 use crate::extender::Extenders;
 use crate::framework::{ClusterEvent, CycleState, Diagnosis, Framework, Handle, choose};
 use crate::gang::{Gangs, Group, Groups};
@@ -55,7 +56,7 @@ async fn run_on(tasks: Tasks, informers: Informers, client: Client, config: Conf
     let scheduler = match Scheduler::new(&tasks, &informers, client, &config) {
         Ok(scheduler) => Arc::new(scheduler),
         Err(error) => {
-            return tracing::error!(error, "the scheduler's configuration cannot be used");
+            return tracing::error!(%error, "failed to start the scheduler with its configuration");
         }
     };
     let counted: Arc<dyn metrics::Waits> = scheduler.clone();
@@ -173,7 +174,7 @@ struct Gang {
 }
 
 /// Checks a configuration without running it: what is wrong with it is known before anything starts.
-pub fn check(client: &Client, config: &Config) -> Result<(), String> {
+pub fn check(client: &Client, config: &Config) -> Result<(), ConfigError> {
     frameworks(client, None, config).map(drop)
 }
 
@@ -181,7 +182,7 @@ fn frameworks(
     client: &Client,
     lookups: Option<(&Volumes, &Objects)>,
     config: &Config,
-) -> Result<Profiles, String> {
+) -> Result<Profiles, ConfigError> {
     let handle = Handle {
         client: client.clone(),
         volumes: lookups.map(|(volumes, _)| volumes.clone()),
@@ -197,7 +198,7 @@ fn frameworks(
         let name = profile.name.clone();
         let framework = Framework::new(PLUGINS, &profile, &handle).map_err(|error| {
             let head = "initializing profiles: creating profile for scheduler name";
-            format!("{head} {name}: {error}")
+            ConfigError(format!("{head} {name}: {error}"))
         })?;
         all.insert(name, framework);
     }
@@ -227,7 +228,7 @@ impl Scheduler {
         informers: &Informers,
         client: Client,
         config: &Config,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, ConfigError> {
         let (volumes, objects) = (Volumes::new(informers), Objects::new(informers));
         let profiles = frameworks(&client, Some((&volumes, &objects)), config)?;
         let (pods, nodes) = (informers.of::<Pod>(), informers.of::<Node>());
@@ -243,7 +244,7 @@ impl Scheduler {
         Ok(Self {
             events: names.map(|name| (name.clone(), events.for_component(name))).collect(),
             profiles,
-            extenders: extenders.map_err(|error| error.0)?,
+            extenders: extenders?,
             groups: Groups::new(client.clone()),
             state: Mutex::new(State {
                 cluster: Cluster::default(),
@@ -405,7 +406,7 @@ impl Scheduler {
         let least = self.groups.least(&group).await;
         let mut state = self.state();
         match least {
-            Err(error) => Step::Jobs(vec![self.broken(&mut state, &pod, error)]),
+            Err(error) => Step::Jobs(vec![self.broken(&mut state, &pod, error.text())]),
             Ok(0) => self.attempt(&mut state, pod, None),
             Ok(least) => {
                 let there = self.siblings(&group).len();
@@ -445,7 +446,7 @@ impl Scheduler {
         let asked = self.extenders.ask(&pod, nodes).await;
         let mut state = self.state();
         match asked {
-            Err(error) => Step::Jobs(vec![self.broken(&mut state, &pod, error)]),
+            Err(error) => Step::Jobs(vec![self.broken(&mut state, &pod, error.to_string())]),
             Ok(left) if left.nodes.is_empty() => {
                 let diagnosis = Diagnosis {
                     nodes: state.cluster.count(),
@@ -603,7 +604,7 @@ impl Scheduler {
         let bound = async {
             framework.pre_bind(pod, node).await?;
             match self.extenders.bind(pod, node).await {
-                Some(bound) => bound,
+                Some(bound) => bound.map_err(BindError::from),
                 None => framework.bind(pod, node).await,
             }
         };
@@ -627,7 +628,7 @@ impl Scheduler {
                         self.woken(&mut state, &ClusterEvent::PodRemoved(Arc::new(pod.clone())));
                     }
                 }
-                tracing::warn!(pod = %pod.key, node, error, "binding failed");
+                tracing::warn!(pod = %pod.key, node, %error, "failed to bind the pod");
                 self.report(pod, "SchedulerError", &format!("binding rejected: {error}"), None)
                     .await;
             }

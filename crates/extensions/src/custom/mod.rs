@@ -31,8 +31,8 @@ use crate::schema::{Schema, rules};
 use jsonpath::JsonPath;
 use ownership::Ownership;
 use scale::Scaling;
-pub use webhook::Post;
 use webhook::Webhook;
+pub use webhook::{Post, PostError};
 
 /// The fields that all versions of a custom kind share.
 pub struct Family {

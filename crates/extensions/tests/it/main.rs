@@ -11,7 +11,7 @@ use apiserver::resource::{Resource, ResourceTable};
 use apiserver::{Registry, StatusError};
 use async_trait::async_trait;
 use base::task::Tasks;
-use decapod_extensions::{Extensions, Post, definition};
+use decapod_extensions::{Extensions, Post, PostError, definition};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition as Crd;
 use machinery::status::Reason;
 use serde_json::{Value, json};
@@ -53,7 +53,8 @@ impl Server {
         let tasks = Tasks::new("test");
         let table = ResourceTable::new([definition::row(None)]);
         let registry = Registry::new(store::Sim::open(), table, chain, tasks.clone());
-        let post: Post = Arc::new(|_, _, _| Box::pin(async { Err("nobody answers".into()) }));
+        let post: Post =
+            Arc::new(|_, _, _| Box::pin(async { Err(PostError("nobody answers".into())) }));
         Extensions::new(post).start(&registry, &tasks).await;
         Self { registry, tasks }
     }

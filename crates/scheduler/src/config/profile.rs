@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize;
 
-use super::{Args, DEFAULT_NAME};
+use super::{Args, ConfigError, DEFAULT_NAME};
 
 /// One scheduler's name, with the way it decides.
 #[derive(Clone, Debug)]
@@ -167,21 +167,22 @@ impl Choices {
         &self,
         point: Point,
         has: impl Fn(&str) -> Option<bool>,
-    ) -> Result<Vec<Chosen>, String> {
+    ) -> Result<Vec<Chosen>, ConfigError> {
         let set = &self.points[&point];
+        let unknown = |name: &str| ConfigError(format!("{point:?}Plugin {name:?} does not exist"));
+        let again = |name: &str| {
+            ConfigError(format!("plugin {name:?} already registered as \"{point:?}Plugin\""))
+        };
         let mut seen = BTreeSet::new();
         for one in &set.enabled {
             let name = &one.name;
             match has(name) {
-                None => return Err(format!("{point:?}Plugin {name:?} does not exist")),
+                None => return Err(unknown(name)),
                 Some(false) => {
-                    return Err(format!("plugin {name:?} does not extend {point:?}Plugin plugin"));
+                    let why = format!("plugin {name:?} does not extend {point:?}Plugin plugin");
+                    return Err(ConfigError(why));
                 }
-                Some(true) if !seen.insert(name) => {
-                    return Err(format!(
-                        "plugin {name:?} already registered as \"{point:?}Plugin\""
-                    ));
-                }
+                Some(true) if !seen.insert(name) => return Err(again(name)),
                 Some(true) => {}
             }
         }
@@ -190,14 +191,12 @@ impl Choices {
         let mut multi = BTreeSet::new();
         for one in &self.everywhere {
             let name = &one.name;
-            let Some(has_point) = has(name) else {
-                return Err(format!("{point:?}Plugin {name:?} does not exist"));
-            };
+            let has_point = has(name).ok_or_else(|| unknown(name))?;
             if !has_point || set.disables(name) || seen.contains(name) {
                 continue;
             }
             if !multi.insert(name) {
-                return Err(format!("plugin {name:?} already registered as \"{point:?}Plugin\""));
+                return Err(again(name));
             }
             order.push(one.clone());
         }
@@ -220,7 +219,7 @@ mod tests {
         let has = |name: &str| (name != "X").then(|| name.contains('f'));
         match choices.at(Point::Filter, has) {
             Ok(order) => order.into_iter().map(|one| one.name).collect::<Vec<_>>().join(" "),
-            Err(why) => why,
+            Err(why) => why.0,
         }
     }
 

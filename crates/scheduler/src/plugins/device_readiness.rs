@@ -8,6 +8,7 @@ use k8s_openapi::api::resource::v1::{
 };
 
 use crate::claims::allocation;
+use crate::error::BindError;
 
 fn results(claim: &ResourceClaim) -> impl Iterator<Item = &DeviceRequestAllocationResult> {
     let devices = allocation(claim).and_then(|one| one.devices.as_ref());
@@ -16,7 +17,7 @@ fn results(claim: &ResourceClaim) -> impl Iterator<Item = &DeviceRequestAllocati
 }
 
 /// Are all devices ready? An error says that one never will be.
-pub fn is_ready(claim: &ResourceClaim) -> Result<bool, String> {
+pub fn is_ready(claim: &ResourceClaim) -> Result<bool, BindError> {
     for result in results(claim) {
         let known = claim.status.iter().flat_map(|status| status.devices.iter().flatten());
         let is_it = |one: &&AllocatedDeviceStatus| {
@@ -33,11 +34,11 @@ pub fn is_ready(claim: &ResourceClaim) -> Result<bool, String> {
         };
         let failed = result.binding_failure_conditions.iter().flatten().find_map(is_true);
         if let Some(failed) = failed {
-            let name = claim.metadata.name.as_deref().unwrap_or_default();
-            return Err(format!(
-                "device binding failed: claim={name}, reason={}, message={:?}",
-                failed.reason, failed.message
-            ));
+            return Err(BindError::DeviceFailed {
+                claim: claim.metadata.name.clone().unwrap_or_default(),
+                reason: failed.reason.clone(),
+                message: failed.message.clone(),
+            });
         }
         if !result.binding_conditions.iter().flatten().all(|kind| is_true(kind).is_some()) {
             return Ok(false);
@@ -71,7 +72,8 @@ mod tests {
                     "devices": [{"driver": "d", "pool": "p", "device": "x",
                         "conditions": conditions}]}}))
             .unwrap();
-            assert_eq!(is_ready(&claim), expected.map_err(str::to_owned));
+            let found = is_ready(&claim).map_err(|why| why.to_string());
+            assert_eq!(found, expected.map_err(str::to_owned));
         };
         let condition = |kind: &str, status: &str| {
             json!({"type": kind, "status": status, "reason": "R", "message": "m",

@@ -23,6 +23,7 @@ use super::extended_claim::{self, Extended, Promise, Promises};
 use crate::claims::{Claims, allocation};
 use crate::cluster::Cluster;
 use crate::devices::{self, Failure, Limit, Place, Selectors, World};
+use crate::error::BindError;
 use crate::framework::{
     ClusterEvent, CycleState, Diagnosis, Filter, Framework, Next, Points, PostBind, PostFilter,
     PostFiltered, PreBind, PreEnqueue, PreFilter, PreScore, Rejection, Reserve, Row, Score,
@@ -393,12 +394,16 @@ impl Reserve for DynamicResources {
 }
 
 impl PreBind for DynamicResources {
-    fn pre_bind<'a>(&'a self, pod: &'a PodInfo, _: &'a str) -> BoxFuture<'a, Result<(), String>> {
+    fn pre_bind<'a>(
+        &'a self,
+        pod: &'a PodInfo,
+        _: &'a str,
+    ) -> BoxFuture<'a, Result<(), BindError>> {
         Box::pin(async move {
             if !wants_devices(pod) {
                 return Ok(());
             }
-            let mut claims = self.claims_of(pod).map_err(|why| why.reasons.join(", "))?;
+            let mut claims = self.claims_of(pod).map_err(BindError::Rejected)?;
             for claim in &claims {
                 if !is_reserved_for(pod, claim) {
                     self.write(pod, claim).await?;
@@ -442,7 +447,7 @@ impl PostBind for DynamicResources {
 
 impl DynamicResources {
     /// Writes what was decided, and that the pod uses the claim.
-    async fn write(&self, pod: &PodInfo, claim: &ResourceClaim) -> Result<(), String> {
+    async fn write(&self, pod: &PodInfo, claim: &ResourceClaim) -> Result<(), BindError> {
         let allocation = self.claims.decided(claim);
         let api: Api<ResourceClaim> = self.client.api(Some(&pod.key.namespace));
         let name = name_of(claim);
@@ -473,15 +478,20 @@ impl DynamicResources {
             api.replace_status(name, &PostParams::default(), &claim).await.map(Some)
         })
         .await;
-        let place = format!("{}/{name}", pod.key.namespace);
-        let what = if allocation.is_some() { "allocation and reservation" } else { "reservation" };
         match written {
             Ok(Some(claim)) => {
                 self.claims.written(&claim);
                 Ok(())
             }
-            Ok(None) => Err(refused.lock().expect("as above").take().unwrap_or_default()),
-            Err(error) => Err(format!("add {what} to claim {place}: {}", error.text())),
+            Ok(None) => Err(refused.lock().expect("as above").take().expect("a refused claim")),
+            Err(error) => {
+                let what = match allocation {
+                    Some(_) => "allocation and reservation",
+                    None => "reservation",
+                };
+                let action = format!("add {what} to claim {}/{name}", pod.key.namespace);
+                Err(BindError::Write { action, error })
+            }
         }
     }
 
@@ -489,7 +499,7 @@ impl DynamicResources {
         &self,
         pod: &PodInfo,
         claims: &[Arc<ResourceClaim>],
-    ) -> Result<(), String> {
+    ) -> Result<(), BindError> {
         let mut changes = self.claims.changes();
         let ready = async {
             loop {
@@ -507,7 +517,7 @@ impl DynamicResources {
                 }
             }
         };
-        let late = |_| Err("device binding timeout: context deadline exceeded".to_owned());
+        let late = |_| Err(BindError::DevicesTimeout);
         tokio::time::timeout(self.patience, ready).await.unwrap_or_else(late)
     }
 }
@@ -522,19 +532,16 @@ fn reserved(
     mut claim: ResourceClaim,
     pod: &PodInfo,
     new: Option<&AllocationResult>,
-) -> Result<ResourceClaim, String> {
+) -> Result<ResourceClaim, BindError> {
     let title = format!("{}/{}", pod.key.namespace, name_of(&claim));
+    let changed = |change| Err(BindError::ClaimChanged { claim: title, change });
     if claim.metadata.deletion_timestamp.is_some() {
-        return Err(format!("claim {title} got deleted in the meantime"));
+        return changed("deleted");
     }
     let status = claim.status.get_or_insert_default();
     match (new, &status.allocation) {
-        (Some(_), Some(_)) => {
-            return Err(format!("claim {title} got allocated elsewhere in the meantime"));
-        }
-        (None, None) => {
-            return Err(format!("claim {title} got deallocated elsewhere in the meantime"));
-        }
+        (Some(_), Some(_)) => return changed("allocated elsewhere"),
+        (None, None) => return changed("deallocated elsewhere"),
         (Some(new), None) => status.allocation = Some(new.clone()),
         (None, Some(_)) => {}
     }

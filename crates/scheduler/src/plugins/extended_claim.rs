@@ -24,6 +24,7 @@ use serde_json::json;
 
 use super::dynamic_resources::{FINALIZER, name_of, no};
 use crate::claims::{Claims, EXTENDED};
+use crate::error::BindError;
 use crate::extended;
 use crate::framework::Rejection;
 use crate::metrics;
@@ -35,7 +36,7 @@ pub enum Extended {
     /// A claim of an earlier attempt is still there: what it has may not do any more.
     Stale(Arc<ResourceClaim>),
     /// The class of each resource that has one.
-    Backed(BTreeMap<String, String>),
+    Backed(BTreeMap<String, BindError>),
 }
 
 /// A claim for one node, before the API knows it.
@@ -144,7 +145,7 @@ impl Promises {
         client: &Client,
         claims: &Claims,
         pod: &PodInfo,
-    ) -> Result<Option<ResourceClaim>, String> {
+    ) -> Result<Option<ResourceClaim>, BindError> {
         let Some(promise) = self.all().get(&pod.uid).cloned() else { return Ok(None) };
         let mut claim = (*promise.claim).clone();
         claim.metadata.name = None;
@@ -154,7 +155,8 @@ impl Promises {
         metrics::claim_created(created.is_ok());
         let created = created.map_err(|error| {
             let namespace = &pod.key.namespace;
-            format!("create claim for extended resources {namespace}/: {}", error.text())
+            let action = format!("create claim for extended resources {namespace}/");
+            BindError::Write { action, error }
         })?;
         if let Some(promise) = self.all().get_mut(&pod.uid) {
             promise.created = Some(name_of(&created).to_owned());
@@ -164,7 +166,7 @@ impl Promises {
     }
 
     /// Writes into the pod's status which container has what of the claim.
-    pub async fn tell(&self, client: &Client, pod: &PodInfo, claim: &str) -> Result<(), String> {
+    pub async fn tell(&self, client: &Client, pod: &PodInfo, claim: &str) -> Result<(), BindError> {
         let mappings = self.all().get(&pod.uid).map(|one| one.mappings.clone());
         let patch = json!({"metadata": {"uid": pod.uid}, "status": {"extendedResourceClaimStatus":
             {"requestMappings": mappings.unwrap_or_default(), "resourceClaimName": claim}}});
@@ -172,7 +174,8 @@ impl Promises {
         let patch = Patch::Strategic(&patch);
         let done = api.patch_status(&pod.key.name, &PatchParams::default(), &patch).await;
         done.map(drop).map_err(|error| {
-            format!("update pod {} ExtendedResourceClaimStatus: {}", pod.key, error.text())
+            let action = format!("update pod {} ExtendedResourceClaimStatus", pod.key);
+            BindError::Write { action, error }
         })
     }
 

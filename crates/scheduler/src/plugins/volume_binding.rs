@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use client::{Api, Client, ErrorExt, ObjectKey, Patch, PatchParams, PostParams};
+use client::{Api, Client, ObjectKey, Patch, PatchParams, PostParams};
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
@@ -17,6 +17,7 @@ use serde_json::json;
 use super::hints;
 use crate::capacity::{self, Room};
 use crate::cluster::Cluster;
+use crate::error::BindError;
 use crate::framework::{
     ClusterEvent, CycleState, Filter, Next, Points, PreBind, PreFilter, Rejection, Row,
 };
@@ -85,7 +86,7 @@ fn is_bound(claim: &PersistentVolumeClaim) -> bool {
         && named.is_some_and(|name| !name.is_empty())
 }
 
-fn fits(volume: &PersistentVolume, node: &str, labels: &BTreeMap<String, String>) -> bool {
+fn fits(volume: &PersistentVolume, node: &str, labels: &BTreeMap<String, BindError>) -> bool {
     let affinity = volume.spec.as_ref().and_then(|spec| spec.node_affinity.as_ref());
     let required = affinity.and_then(|affinity| affinity.required.as_ref());
     required.is_none_or(|required| selector::matches(required, node, labels))
@@ -149,7 +150,7 @@ impl VolumeBinding {
         free: &'a [Arc<PersistentVolume>],
         claim: &PersistentVolumeClaim,
         node: &str,
-        labels: &BTreeMap<String, String>,
+        labels: &BTreeMap<String, BindError>,
         taken: &[&Arc<PersistentVolume>],
     ) -> Option<&'a Arc<PersistentVolume>> {
         let usable: Vec<_> = free
@@ -218,18 +219,18 @@ impl PreBind for VolumeBinding {
         &'a self,
         pod: &'a PodInfo,
         node: &'a str,
-    ) -> BoxFuture<'a, Result<(), String>> {
+    ) -> BoxFuture<'a, Result<(), BindError>> {
         Box::pin(async move {
             if pod.claims.is_empty() {
                 return Ok(());
             }
-            let found = self.find(pod).map_err(|why| why.reasons.join(", "))?;
+            let found = self.find(pod).map_err(BindError::Rejected)?;
             if found.waiting.is_empty() {
                 return Ok(());
             }
             let mut changes = self.volumes.changes();
             let nodes: Api<k8s_openapi::api::core::v1::Node> = self.client.api(None);
-            let labels = nodes.get(node).await.map_err(|error| error.text())?.metadata.labels;
+            let labels = nodes.get(node).await?.metadata.labels;
             let labels = labels.unwrap_or_default();
             let mut taken = vec![];
             for Waiting { claim, .. } in &found.waiting {
@@ -252,9 +253,8 @@ impl PreBind for VolumeBinding {
                     }
                 }
             };
-            tokio::time::timeout(self.timeout, all_bound)
-                .await
-                .map_err(|_| "binding volumes: context deadline exceeded".to_owned())
+            let waited = tokio::time::timeout(self.timeout, all_bound).await;
+            waited.map_err(|_| BindError::VolumesTimeout)
         })
     }
 }
@@ -265,7 +265,7 @@ impl VolumeBinding {
         &self,
         volume: &PersistentVolume,
         claim: &PersistentVolumeClaim,
-    ) -> Result<(), String> {
+    ) -> Result<(), BindError> {
         let spec = volume.spec.as_ref();
         if spec.is_some_and(|spec| spec.claim_ref.is_some()) {
             return Ok(());
@@ -284,11 +284,15 @@ impl VolumeBinding {
         annotations.insert(BOUND_BY_CONTROLLER.into(), "yes".into());
         let api: Api<PersistentVolume> = self.client.api(None);
         let name = volume.metadata.name.clone().unwrap_or_default();
-        let written = api.replace(&name, &PostParams::default(), &reserved).await;
-        written.map(drop).map_err(|error| error.text())
+        api.replace(&name, &PostParams::default(), &reserved).await?;
+        Ok(())
     }
 
-    async fn select_node(&self, claim: &PersistentVolumeClaim, node: &str) -> Result<(), String> {
+    async fn select_node(
+        &self,
+        claim: &PersistentVolumeClaim,
+        node: &str,
+    ) -> Result<(), BindError> {
         let annotations = claim.metadata.annotations.as_ref();
         if annotations.and_then(|all| all.get(SELECTED_NODE)).is_some_and(|known| known == node) {
             return Ok(());
@@ -297,8 +301,8 @@ impl VolumeBinding {
         let patch = json!({"metadata": {"uid": claim.metadata.uid,
             "annotations": {SELECTED_NODE: node}}});
         let name = claim.metadata.name.clone().unwrap_or_default();
-        let written = api.patch(&name, &PatchParams::default(), &Patch::Strategic(&patch)).await;
-        written.map(drop).map_err(|error| error.text())
+        api.patch(&name, &PatchParams::default(), &Patch::Strategic(&patch)).await?;
+        Ok(())
     }
 }
 

@@ -1,0 +1,47 @@
+//! Why a pod is not bound: PreBind, Bind and extenders. Events show these texts, which are upstream's.
+
+use client::ErrorExt;
+
+use crate::framework::Rejection;
+
+#[derive(Debug, thiserror::Error)]
+pub enum BindError {
+    #[error("{}", .0.reasons.join(", "))]
+    Rejected(Rejection),
+    #[error("{}", .0.text())]
+    Api(#[from] client::Error),
+    #[error("{action}: {}", .error.text())]
+    Write { action: String, error: client::Error },
+    #[error("binding volumes: context deadline exceeded")]
+    VolumesTimeout,
+    #[error("device binding timeout: context deadline exceeded")]
+    DevicesTimeout,
+    #[error("device binding failed: claim={claim}, reason={reason}, message={message:?}")]
+    DeviceFailed { claim: String, reason: String, message: String },
+    /// The claim is no longer as the decision found it.
+    #[error("claim {claim} got {change} in the meantime")]
+    ClaimChanged { claim: String, change: &'static str },
+    #[error(transparent)]
+    Extender(#[from] ExtenderError),
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ExtenderError {
+    #[error("the pod is gone")]
+    PodIsGone,
+    #[error(transparent)]
+    Request(#[from] http::Error),
+    #[error(transparent)]
+    Transport(#[from] transport::ClientError),
+    #[error("failed {verb} with extender at URL {url}, code {code}")]
+    Code { verb: String, url: String, code: u16 },
+    #[error("failed {verb} with extender at URL {url}: deadline exceeded")]
+    Timeout { verb: String, url: String },
+    #[error("{0}")]
+    Body(Box<dyn std::error::Error + Send + Sync>),
+    #[error(transparent)]
+    Answer(#[from] serde_json::Error),
+    /// The extender's own words.
+    #[error("{0}")]
+    Refused(String),
+}
