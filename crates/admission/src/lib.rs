@@ -30,6 +30,7 @@ mod policy;
 mod priority;
 mod resource_quota;
 mod resources;
+mod rounds;
 mod runtime_class;
 mod service_account;
 mod storage_in_use;

@@ -1,4 +1,4 @@
-//! Further versions of built-in kinds: those that are served only if somebody asks for them.
+//! Further versions of built-in kinds, which are served only if `--runtime-config` enables them.
 //!
 //! In: a table. Out: a [`Version`] with its codec, and objects of it: each is the stored version's
 //! object under another name, so that no kind has a second Rust type. Where the versions' fields
@@ -22,7 +22,7 @@ pub struct Family {
     /// What they are stored as.
     pub stored: &'static str,
     pub kinds: &'static [&'static str],
-    /// What users are told behind version and kind; empty where nothing is deprecated yet.
+    /// The deprecation warning behind version and kind; empty if the version is not deprecated.
     deprecation: &'static str,
 }
 
@@ -237,7 +237,7 @@ struct Renamed {
     stored: Box<dyn Object>,
 }
 
-/// The object in the stored version; one that is not of another is returned as it is.
+/// Converts the object to the stored version; an object of the stored version is returned unchanged.
 pub fn stored(object: Box<dyn Object>) -> Box<dyn Object> {
     object.downcast::<Renamed>().map_or_else(|| object.boxed_clone(), |one| one.stored.clone())
 }
@@ -334,7 +334,7 @@ impl Renaming {
         let version = self.version;
         let mut unknown = vec![];
         if version.box_of().is_some() {
-            // What is unknown here may be known there.
+            // A field that is unknown in this version may be known in the other.
             let name = facts::definition_name(version.group(), version.version(), version.kind);
             prune(name.unwrap_or_default(), &mut tree, "", &mut unknown);
             version.reshape(&mut tree, Way::ToStored);

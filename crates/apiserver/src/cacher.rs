@@ -5,7 +5,7 @@
 //!
 //! Invariants:
 //! - a watcher sees every event of its scope above its start revision, in revision order, once;
-//! - events are shared, a watcher is a cursor: a slow one costs nobody anything. One that falls off
+//! - events are shared, a watcher is a cursor: a slow one costs the others nothing. One that falls off
 //!   the ring goes on with the store's history, and ends with `Expired` where that is compacted. States that
 //!   are still the newest are not read again there, and readers of this process get no others;
 //! - the state at `revision` is complete: every store event up to it has been applied;
@@ -304,7 +304,7 @@ impl Cacher {
         &self.row
     }
 
-    /// Ends the feed, and watches once they have read what is here.
+    /// Ends the feed. Watches end when they have read all cached events.
     pub fn retire(&self) {
         self.retired.send_replace(true);
         self.reached.send_modify(|_| {});
@@ -898,7 +898,7 @@ mod tests {
             assert!(begun.elapsed() < FRESHNESS_LIMIT);
         };
         let watch = async {
-            // The other future has asked, and nobody was there.
+            // The other future has looked and found no waiter.
             tokio::task::yield_now().await;
             cacher.may_ask(progress);
             asked.recv().await.expect("it is asked again");

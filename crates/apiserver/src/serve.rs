@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use base::seldom::Seldom;
+use base::log_limit::LogLimit;
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::BodyExt;
@@ -121,7 +121,7 @@ impl Server {
             openapi: OpenApi::new(options.schemas.clone(), options.pages.clone()),
             options,
             started: base::clock::now_seconds(),
-            refusals: Seldom::default(),
+            refusals: LogLimit::default(),
             is_shutting_down: watch::Sender::new(false),
         }))
     }

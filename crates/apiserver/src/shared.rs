@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use base::seldom::Seldom;
+use base::log_limit::LogLimit;
 use tokio::sync::watch;
 
 use crate::authn::Authenticator;
@@ -31,7 +31,7 @@ pub(crate) struct Shared {
     pub options: Options,
     pub started: jiff::Timestamp,
     /// Addresses of clients with wrong credentials.
-    pub refusals: Seldom<Option<IpAddr>>,
+    pub refusals: LogLimit<Option<IpAddr>>,
     /// True from the beginning of the shutdown: watches end.
     pub is_shutting_down: watch::Sender<bool>,
 }

@@ -219,7 +219,7 @@ impl Reflector {
                 self.state = State::Watching { revision, lines, deadline };
                 Ok(Change::None)
             }
-            Err(error) if error.is_expired() => Err(error.into()), // state: Empty, list anew
+            Err(error) if error.is_expired() => Err(error.into()), // state: Empty, list again
             Err(error) => {
                 self.state = State::Listed { revision };
                 Err(error.into())

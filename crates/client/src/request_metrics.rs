@@ -39,7 +39,7 @@ struct Numbers {
     seconds: Histogram<12>,
     request_bytes: Histogram<11>,
     response_bytes: Histogram<11>,
-    /// By status; 0 stands for no answer.
+    /// By status; 0 means no answer.
     codes: BTreeMap<u16, u64>,
 }
 

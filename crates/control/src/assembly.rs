@@ -91,7 +91,7 @@ pub fn set_admission(
     Ok(())
 }
 
-/// Rows that ask the authorizers, which in turn read the registry: they come last.
+/// Adds the review kinds last: they ask the authorizers, which read the registry.
 pub fn add_reviews(
     registry: &Registry,
     authorizers: &Authorizers,
@@ -142,7 +142,7 @@ pub fn conversion_webhooks(registry: &Registry) -> extensions::Post {
     })
 }
 
-/// Takes out of sight what `--runtime-config` turns off; complains about what there is not.
+/// Hides the versions that `--runtime-config` disables; returns an error for unknown ones.
 pub fn hide_versions(config: &RuntimeConfig, registry: &Registry) -> Result<(), AssemblyError> {
     let table = registry.resources();
     let mut known = resources::versions::known();

@@ -1,7 +1,7 @@
 //! The objects that every cluster has from its first second: namespaces, the `kubernetes` Service,
 //! priority classes, the Service range, what joining nodes need to know.
 //!
-//! Run at each start: creates what is missing, mends what must match the server's flags, and leaves the rest to whoever changed it. An object that cannot be written (an
+//! Run at each start: creates missing objects, updates fields that must match the server's flags, and keeps all other changes. An object that cannot be written (an
 //! address that another Service has) is named in the log, and keeps no server from starting.
 
 use std::collections::BTreeMap;
@@ -163,7 +163,7 @@ pub(crate) fn map<const N: usize>(pairs: [(&str, &str); N]) -> Option<BTreeMap<S
     Some(pairs.map(|(key, value)| (key.to_owned(), value.to_owned())).into())
 }
 
-/// Creates what is not there.
+/// Creates missing objects.
 pub(crate) async fn create<T>(registry: &Registry, object: T) -> Result<(), StatusError>
 where
     T: Object + k8s_openapi::Metadata<Ty = ObjectMeta> + Clone,
@@ -180,7 +180,7 @@ where
     }
 }
 
-/// Creates what is not there, else carries over what must match.
+/// Creates a missing object, or updates the fields that must match.
 pub(crate) async fn put<T>(
     registry: &Registry,
     object: T,
@@ -289,7 +289,7 @@ fn authentication_config(cluster: &Cluster) -> ConfigMap {
     }
 }
 
-/// Since when Secrets tell when their tokens were last used: whoever takes unused ones away must not
+/// Since when Secrets record the last use of their tokens: a cleaner of unused tokens must not
 /// look further back.
 fn token_tracking() -> ConfigMap {
     let today = base::clock::now().strftime("%Y-%m-%d").to_string();
@@ -319,7 +319,7 @@ fn cluster_info(cluster: &Cluster) -> ConfigMap {
     }
 }
 
-/// What a node that joins must know and cannot guess: the networks, the DNS, what is left out. Keys
+/// The cluster's settings for joining nodes: networks, DNS, disabled components. Keys
 /// are the server's flags.
 fn cluster_config(cluster: &Cluster) -> ConfigMap {
     ConfigMap {

@@ -1,4 +1,4 @@
-//! What a client gets to see of a log: a kubelet's refusal as a `Status`, the text as it is, or the
+//! The answer to a request for a log: a kubelet's error as a `Status`, the unchanged text, or the
 //! text in WebSocket messages for a client that asks for those (browsers do).
 //!
 //! In: a kubelet's answer, and the client's request. Out: the client's answer. A log that flows

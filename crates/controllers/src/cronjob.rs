@@ -52,7 +52,7 @@ struct Controller {
     jobs: Lister<Job>,
 }
 
-type Told = (EventType, &'static str, String);
+type NewEvent = (EventType, &'static str, String);
 
 /// What a CronJob needs.
 #[derive(Debug, Default)]
@@ -63,7 +63,7 @@ struct Plan {
     create: Option<Timestamp>,
     /// Until the next time.
     wait: Option<Duration>,
-    events: Vec<Told>,
+    events: Vec<NewEvent>,
 }
 
 impl Controller {
@@ -223,7 +223,7 @@ fn update_active(
     cron: &mut CronJob,
     jobs: &[Arc<Job>],
     gone: &BTreeSet<String>,
-    events: &mut Vec<Told>,
+    events: &mut Vec<NewEvent>,
 ) {
     for job in jobs {
         let name = job.metadata.name.as_deref().unwrap_or_default();

@@ -45,7 +45,7 @@ pub const DESCRIPTOR: &dyn Row = &Descriptor::<Controller, Arc<str>> {
 };
 
 const FINALIZER: &str = "kubernetes";
-/// When nothing tells how long what is left takes.
+/// The retry period if no remaining object tells how long it needs.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
 const AT_MOST: Duration = Duration::from_secs(15);
 
@@ -88,7 +88,7 @@ struct Item {
 #[derive(Default)]
 struct Contents {
     count: usize,
-    /// Names of what nobody deleted yet.
+    /// Names of the objects that are not yet deleted.
     fresh: Vec<String>,
     finalizers: BTreeMap<String, usize>,
     /// The longest grace.
@@ -206,7 +206,7 @@ impl Controller {
         Ok(())
     }
 
-    /// What is there, page by page; up to the first page with something that nobody deleted yet, if
+    /// Lists the objects page by page; up to the first page with an object that is not yet deleted, if
     /// that is all that matters.
     async fn contents(
         &self,
@@ -405,7 +405,7 @@ mod tests {
 
     const PATH: &str = "/api/v1/namespaces/ns/secrets";
 
-    /// A collection that marks what is deleted: a finalizer holds all of it.
+    /// A collection that marks deleted objects: a finalizer holds all of them.
     struct Held {
         items: Vec<Value>,
         asked: Vec<String>,
@@ -461,7 +461,7 @@ mod tests {
         };
         let whole = ["GET limit=500", "GET limit=500&continue=500", "GET limit=500&continue=1000"];
         let first = [&["GET limit=500", "DELETE "][..], &whole].concat();
-        // Whether something is there, its end, what is left; then only what is left.
+        // Whether there are objects, their deletion, the rest; then only the rest.
         for expected in [first, whole.to_vec()] {
             let mut sweep = Sweep::default();
             controller.try_empty("ns", &secrets, &mut sweep).await.expect("emptied");

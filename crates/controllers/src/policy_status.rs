@@ -40,7 +40,7 @@ struct Controller {
 const NAME: &str = "validatingadmissionpolicy-status-controller";
 /// Kinds that a policy's expressions are checked against.
 const MOST_KINDS: usize = 10;
-/// Kinds within kinds; what is deeper, or refers to itself, is of any type.
+/// The maximum depth of nested types. Deeper or recursive fields have the type `dyn`.
 const DEEPEST: usize = 24;
 const APPLY: &str = "application/apply-patch+yaml";
 

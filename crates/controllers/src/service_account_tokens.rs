@@ -373,7 +373,7 @@ mod tests {
             let got = writes(secret.clone(), secret, account).await;
             assert_eq!(got, expected, "{data} {uid}");
         }
-        // Somebody wrote meanwhile: that comes as an event.
+        // Another client wrote meanwhile: its event queues the Secret again.
         let (known, mut live) = (secret(json!({}), ""), secret(json!({}), ""));
         live["metadata"]["resourceVersion"] = "4".into();
         assert_eq!(writes(known, live, account("u")).await, Vec::<String>::new());

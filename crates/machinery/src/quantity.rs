@@ -58,7 +58,7 @@ const DIGITS: usize = 30;
 impl Amount {
     pub fn parse(text: &str) -> Result<Self, ParseError> {
         let Text { is_negative: negative, whole, fraction, suffix } = split(text)?;
-        // Of a long fraction no more than what is left of all digits; that there is more rounds up.
+        // A long fraction is cut to the digits that are left. A cut fraction rounds up.
         let (fraction, rest) =
             fraction.split_at(fraction.len().min(DIGITS.saturating_sub(whole.len())));
         let mantissa = format!("{whole}{fraction}");
@@ -234,7 +234,7 @@ fn exponent(suffix: &str) -> Result<i32, ParseError> {
 }
 
 /// The form in which upstream writes a quantity: `1000m` is `1`, `1024Mi` is `1Gi`, `0.5` is `500m`.
-/// What is beyond every range that anybody counts in stays as it is.
+/// A number outside the range of `i128` stays unchanged.
 pub fn canonical(text: &str) -> Result<String, ParseError> {
     let Amount(value) = Amount::parse(text)?;
     if is_canonical(text)? {

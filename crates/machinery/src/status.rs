@@ -240,7 +240,7 @@ impl StatusError {
         self
     }
 
-    /// With a reason as somebody else worded it; known ones should be a [`Reason`].
+    /// With the reason of another server; known reasons should be a [`Reason`].
     pub fn with_reason_text(mut self, text: impl Into<String>) -> Self {
         self.0.reason_text = Some(text.into());
         self

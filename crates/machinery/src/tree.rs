@@ -2,7 +2,7 @@
 //!
 //! In: JSON. Out: a tree like [`serde_json::Value`]'s, of which an object of a hundred fields takes some
 //! thirty allocations in place of three hundred: there a map of one field takes 632 bytes, and each name
-//! and text is an allocation. Who changes a tree wants a `Value`.
+//! and text is an allocation. Code that changes a tree needs a `Value`.
 //!
 //! Invariant: the fields of a map are sorted by their names, and no two have the same.
 

@@ -34,50 +34,50 @@ pub(crate) type Warn = fn(&At<'_>, &mut Vec<String>);
 pub(crate) struct Kind<T: 'static> {
     pub(crate) short: &'static [&'static str],
     pub(crate) categories: &'static [&'static str],
-    /// Where the objects are kept below `/registry/`, when that is not the plural.
+    /// The storage prefix below `/registry/`, if it is not the plural.
     pub(crate) storage: Option<&'static str>,
     pub(crate) verbs: &'static [&'static str],
     /// For kinds of which nothing is stored.
     pub(crate) unstored: Option<fn() -> Storage>,
     pub(crate) subresources: &'static [Sub],
-    /// No version is served unless `--runtime-config` asks for one.
+    /// No version is served unless `--runtime-config` enables one.
     pub(crate) optional: bool,
-    /// The kind is served only while this gate is open.
+    /// The kind is served only while this gate is enabled.
     pub(crate) gate: Option<Feature>,
-    /// Fills in what is left out. Doing it twice changes nothing.
+    /// Sets defaults. Repeating it changes nothing.
     pub(crate) default: fn(&mut T),
-    /// For kinds whose spec and status are written apart.
+    /// For kinds whose spec and status are written separately.
     pub(crate) parts: Option<Parts<T>>,
-    /// What counts as a new generation, where objects have one.
+    /// Whether a change increases the generation, if objects have one.
     pub(crate) generation: Option<fn(&T, &T) -> bool>,
-    /// Takes out fields behind closed gates, see [`crate::gated`]. In: what is written, and what was
-    /// there before (`None` on creation).
+    /// Drops fields of disabled gates, see [`crate::gated`]. In: the new object, and the old one
+    /// (`None` on creation).
     pub(crate) gated: fn(&mut T, Option<&T>),
     pub(crate) rules: Rules,
-    /// What is allowed, and unwise.
+    /// Warnings about valid objects.
     pub(crate) warnings: Option<Warn>,
-    /// Told in answer to every request; empty where nothing is deprecated.
+    /// The deprecation warning; empty if the kind is not deprecated.
     pub(crate) deprecation: &'static str,
-    /// The group that refusals name, when that is not the kind's.
+    /// The group in errors, if it is not the kind's.
     pub(crate) error_group: Option<&'static str>,
     /// See [`Settings::annotation_of_whole_objects`].
     pub(crate) annotation_of_whole_objects: Option<&'static str>,
-    /// Deletes answer with the object. Upstream: `ReturnDeletedObject` of the kind's store.
+    /// Whether a delete answers with the object. Upstream: `ReturnDeletedObject` of the kind's store.
     pub(crate) returns_deleted: bool,
-    /// A delete that names no policy keeps the object's dependents.
+    /// Whether a delete without a propagation policy keeps the dependents.
     pub(crate) orphans: bool,
-    /// Told to clients that delete and name no policy.
+    /// A warning for a delete without a propagation policy.
     pub(crate) delete_warning: Option<&'static str>,
     pub(crate) columns: &'static [Column<T>],
     /// Conditions of an object's row in a Table.
     pub(crate) row_conditions: fn(&T) -> Vec<Value>,
     pub(crate) fields: Fields<T>,
-    /// What a selector with a field that is not selectable is told, where that is not the usual.
+    /// The error for a selector with a field that is not selectable, if it is not the usual one.
     pub(crate) unknown_field: Option<fn(&str) -> String>,
     /// See [`Settings::ttl_seconds`].
     pub(crate) ttl_seconds: fn() -> Option<i64>,
     pub(crate) allocator: Option<fn(Option<&Wiring>) -> Arc<dyn Allocator>>,
-    /// What only this kind does.
+    /// The behaviour that only this kind has.
     pub(crate) hooks: &'static dyn Hooks<T>,
 }
 
@@ -116,7 +116,7 @@ impl<T: Object> Kind<T> {
     };
 }
 
-/// What a kind demands of its objects.
+/// The validation rules of a kind.
 pub(crate) struct Rules {
     pub(crate) create: Check,
     /// `None`: as on creation.
@@ -149,12 +149,12 @@ impl Rules {
     };
 }
 
-/// For kinds whose names upstream checks only as segments of a path.
+/// For kinds whose names upstream checks only as path segments.
 pub(crate) fn any_name(_: &str) -> Vec<String> {
     vec![]
 }
 
-/// How to reach into a typed kind's two halves.
+/// Access to the spec and the status of a typed kind.
 pub(crate) struct Parts<T> {
     pub(crate) clear_status: fn(&mut T),
     pub(crate) keep_status: fn(&mut T, &T),
@@ -185,7 +185,7 @@ impl<T> Parts<T> {
     }
 }
 
-/// A column of Tables, and what stands in it for an object.
+/// A column of Tables, and its cell for an object.
 pub(crate) struct Column<T> {
     pub(crate) name: &'static str,
     /// string, integer, number, boolean, date
@@ -198,11 +198,11 @@ pub(crate) struct Column<T> {
     pub(crate) cell: fn(&T) -> Value,
 }
 
-/// What describes a column.
+/// The description of a column.
 #[derive(Clone, Copy)]
 pub(crate) enum Documented {
     Text(&'static str),
-    /// The schema's words about this field, looked up when a Table is made.
+    /// The field's description in the schema, looked up for each Table.
     Field(&'static str),
     /// A well-known column of the server.
     Known(&'static apiserver::resource::Column),
@@ -246,7 +246,7 @@ pub(crate) const fn name<T: Object>() -> Column<T> {
     named(|object| object.name().into())
 }
 
-/// The first column, with something else than the bare name in it.
+/// The first column, with other text than the bare name.
 pub(crate) const fn named<T>(cell: fn(&T) -> Value) -> Column<T> {
     known(&NAME, cell)
 }
@@ -273,14 +273,14 @@ pub(crate) const fn wide<T>(mut column: Column<T>) -> Column<T> {
     column
 }
 
-/// Clients take it for the object's name.
+/// Clients use this column as the object's name.
 pub(crate) const fn as_name<T>(mut column: Column<T>) -> Column<T> {
     column.format = "name";
     column
 }
 
 impl<T> Column<T> {
-    /// As Tables have it.
+    /// The column's definition in a Table.
     pub(crate) fn header(&self) -> Option<apiserver::resource::Column> {
         let description = match self.doc {
             Documented::Text(text) => Doc::Text(text.into()),
@@ -329,10 +329,10 @@ impl<T: Object> Fields<T> {
     }
 }
 
-/// Something behind an object's name.
+/// A subresource.
 pub(crate) struct Sub {
     pub(crate) name: &'static str,
-    /// Group, version and kind of what it shows, where that is not the parent.
+    /// Group, version and kind of its objects, if they differ from the parent's.
     pub(crate) kind: Option<(&'static str, &'static str, &'static str)>,
     pub(crate) verbs: &'static [&'static str],
     pub(crate) behaviour: Made,
@@ -352,24 +352,24 @@ impl Sub {
 
 pub(crate) enum Made {
     Plain(fn() -> Behaviour),
-    /// Of what only a running server has.
+    /// Made from the parts of a running server.
     Wired(fn(&Wiring) -> Behaviour),
 }
 
 pub(crate) const PART_VERBS: &[&str] = &["get", "patch", "update"];
 pub(crate) const STATUS: Sub = part("status");
 
-/// Another face of the same object.
+/// A subresource that is a part of the same object.
 pub(crate) const fn part(name: &'static str) -> Sub {
     Sub { name, kind: None, verbs: PART_VERBS, behaviour: Made::Plain(|| Behaviour::Part) }
 }
 
-/// A kind of whatever type: a line of the table.
+/// A kind of any type: a line of the table.
 pub(crate) trait AnyKind: Sync + 'static {
     /// The kind's row; without `wiring`, one that says where objects are and how they are defaulted.
     fn row(&'static self, wiring: Option<&Wiring>) -> Row;
     fn is_optional(&self) -> bool;
-    /// Does it need what only a running server has?
+    /// Whether the kind needs the parts of a running server.
     fn is_wired(&self) -> bool;
     #[cfg(test)]
     fn rules(&self) -> &Rules;
@@ -402,7 +402,7 @@ impl<T: Metadata<Ty = ObjectMeta> + Object> AnyKind for Kind<T> {
 }
 
 impl<T: Metadata<Ty = ObjectMeta> + Object> Kind<T> {
-    /// The row of the form `V`, which most kinds are themselves.
+    /// The row that serves the kind as `V`, which is mostly the kind itself.
     fn row_of<V: Metadata<Ty = ObjectMeta> + 'static>(
         &'static self,
         wiring: Option<&Wiring>,

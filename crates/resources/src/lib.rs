@@ -122,24 +122,24 @@ static RESOURCES: &[&dyn AnyKind] = &[
     &storagemigration::storage_version_migration::KIND,
 ];
 
-/// What only a running server has, for the kinds that need it.
+/// The parts of a running server that some kinds need.
 pub(crate) struct Wiring {
     node_ports: RangeInclusive<u16>,
     connections: Box<Connections>,
     tokens: Arc<dyn CreateHandler>,
 }
 
-/// What some rows need of the server they are in.
+/// The server's parts and flags that some rows need.
 pub struct Options {
-    /// Tells patches about lists and maps.
+    /// The merge keys and types of fields, for patches.
     pub schema: Option<Arc<dyn Schema>>,
     /// Upstream's `--service-node-port-range`.
     pub node_ports: RangeInclusive<u16>,
-    /// Who answers `pods/log`, `nodes/proxy` and their like.
+    /// The handlers of `pods/log`, `nodes/proxy` and similar subresources.
     pub connections: Box<Connections>,
-    /// Answers `serviceaccounts/NAME/token`.
+    /// The handler of `serviceaccounts/NAME/token`.
     pub tokens: Arc<dyn CreateHandler>,
-    /// Which of the rows that are off by default there are.
+    /// Selects the rows that are off by default.
     pub is_on: Box<dyn Fn(&Row) -> bool>,
     /// Upstream's `--allow-privileged`: of the whole process, as there.
     pub allow_privileged: bool,
@@ -167,7 +167,7 @@ pub fn table(options: Options) -> ResourceTable {
     ResourceTable::new(rows.map(|row| row.build(schema.clone())))
 }
 
-/// Pods reduced to labels and addresses, for the network policies of nodes.
+/// The pods reduced to labels and addresses, for network policies on nodes.
 pub fn pod_addresses() -> Row {
     core::pod::addresses::row()
 }

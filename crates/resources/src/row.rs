@@ -1,4 +1,4 @@
-//! Building a row: what the Rust type knows is taken from it, the rest is said.
+//! Builds a row: names and scope come from the Rust type, the kind adds the rest.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::versions;
 
-/// A row in the making.
+/// A row that is being built.
 pub struct Row {
     resource: Resource,
     /// The row is served only while this gate is open.

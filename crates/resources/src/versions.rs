@@ -1,5 +1,5 @@
-//! What is served only if somebody asks for it: further versions of the kinds that there are, and
-//! kinds of which no version is served by default. Upstream: `--runtime-config`.
+//! Rows that are off by default: further versions of served kinds, and kinds of which no version
+//! is served by default. Upstream: `--runtime-config`.
 //!
 //! In: [`api::versions`], which knows versions and their fields, and rows. Out: [`rows`], all of them,
 //! of which the table takes those that are on; and [`known`], what may be named without being served.

@@ -51,7 +51,7 @@ pub fn room(claim: &PersistentVolumeClaim, class: &str, told: &[Arc<CSIStorageCa
     Room::Among(nodes.collect())
 }
 
-/// The largest volume. The driver's own word on that is more precise than what is free.
+/// The size of the largest volume. The driver's own maximum is more precise than the free capacity.
 fn limit(one: &CSIStorageCapacity) -> Option<Amount> {
     let told = one.maximum_volume_size.as_ref().or(one.capacity.as_ref())?;
     Amount::parse(&told.0).ok()

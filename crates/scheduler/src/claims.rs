@@ -160,7 +160,7 @@ impl Claims {
         self.classes.lister().get("", name)
     }
 
-    /// The class that stands for an extended resource: the newest of those that say so; among those of
+    /// The DeviceClass of an extended resource: the newest that names it; among those of
     /// one age the first by name.
     pub fn class_for(&self, resource: &str) -> Option<Arc<DeviceClass>> {
         if let Some(name) = resource.strip_prefix(CLASS_PREFIX) {
@@ -189,7 +189,7 @@ impl Claims {
         self.nodes.lister().get("", name)
     }
 
-    /// What there is to give at this moment.
+    /// The devices that can be allocated now.
     pub fn world(&self) -> Arc<World> {
         // Before anything is read: what changes meanwhile makes the next one.
         let now = *self.changes.borrow();

@@ -25,7 +25,7 @@ pub struct Cluster {
     nodes: Arc<Vec<Arc<NodeInfo>>>,
     by_name: Arc<HashMap<String, usize>>,
     /// Places in the order of looking: round the zones, so that the share of the nodes that is looked at
-    /// has some of each. Made anew when nodes come, go or change their zone.
+    /// has some of each. Rebuilt when nodes are added or removed, or change their zone.
     order: Arc<OnceLock<Vec<usize>>>,
     /// Where each pod counts, by uid.
     places: Arc<HashMap<String, Place>>,
@@ -38,7 +38,7 @@ pub struct Cluster {
     image_nodes: Arc<HashMap<String, usize>>,
     topology: Arc<Topology>,
     templates: Arc<Templates>,
-    /// Stands for the node at its place.
+    /// The entry of a node at its index.
     changed: Option<StandIn>,
 }
 

@@ -1,6 +1,6 @@
-//! HTTP extenders: other people's servers that filter, score and bind.
+//! HTTP extenders: external servers that filter, score and bind.
 //!
-//! In: a pod and the nodes that fit. Out: those that an extender leaves, with its scores.
+//! In: a pod and the nodes that fit. Out: the nodes that the extenders accept, with their scores.
 //! Upstream: `pkg/scheduler/extender.go`. Field names are read in any case, as Go reads them.
 //! Deviation: extenders are not asked about preemption.
 
@@ -36,7 +36,7 @@ struct Extender {
     patience: Duration,
 }
 
-/// What extenders leave.
+/// The nodes that extenders accept, and the rejections of the others.
 #[derive(Debug, Default)]
 pub struct Left {
     pub nodes: Vec<(String, i64)>,
@@ -57,7 +57,7 @@ impl Extenders {
         self.all.iter().any(|one| one.concerns(pod))
     }
 
-    /// Asks each in turn; an error of one that may not be left out ends the attempt.
+    /// Asks each extender in turn. An error ends the attempt, unless the extender is ignorable.
     pub async fn ask(
         &self,
         pod: &PodInfo,
@@ -87,7 +87,7 @@ impl Extenders {
             if left.nodes.len() < 2 {
                 break;
             }
-            // Upstream: who cannot say is not asked again.
+            // Upstream: an extender that fails to score is ignored.
             let Ok(scores) = extender.prioritize(&whole, &left.nodes, &self.nodes).await else {
                 continue;
             };
@@ -99,7 +99,7 @@ impl Extenders {
         Ok(left)
     }
 
-    /// Binds, if that is an extender's business: `None` if it is not.
+    /// Binds by the extender of the pod; `None` if no extender binds it.
     pub async fn bind(&self, pod: &PodInfo, node: &str) -> Option<Result<(), ExtenderError>> {
         let mut all = self.all.iter().filter(|one| !one.settings.bind_verb.is_empty());
         let extender = all.find(|one| one.concerns(pod))?;
@@ -159,7 +159,7 @@ impl Extender {
         managed.is_empty() || managed.iter().any(|one| asked.contains_key(&one.name))
     }
 
-    /// The nodes that are left, and why the others are not.
+    /// The accepted nodes, and the rejections of the others.
     async fn filter(
         &self,
         pod: &Value,

@@ -1,7 +1,7 @@
 //! The framework: extension points as traits, and what runs plugins through them.
 //!
 //! Upstream: `pkg/scheduler/framework`. A plugin implements the points it needs and registers them
-//! in [`Points`]; state that it works out once per pod goes into the [`CycleState`].
+//! in [`ExtensionPoints`]; state that it works out once per pod goes into the [`CycleState`].
 //!
 //! Invariants: plugins read the cluster and never change it; every rejection has a message for
 //! people; scores lie in 0..=100 before weights.
@@ -26,13 +26,13 @@ use crate::volumes::Volumes;
 
 pub const MAX_SCORE: i64 = 100;
 
-/// Why a node, or all of them, will not do.
+/// The Status of a plugin that rejects a node, or all nodes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rejection {
     pub reasons: Vec<Cow<'static, str>>,
-    /// Removing pods would not help.
+    /// Preemption would not help. Upstream: `UnschedulableAndUnresolvable`.
     pub unresolvable: bool,
-    /// It could not be found out: the attempt ends here, and time may mend it.
+    /// The plugin failed: the attempt ends here and is retried later.
     pub broken: bool,
 }
 
@@ -123,7 +123,7 @@ pub enum ClusterEvent {
     ClassChanged {
         name: String,
         is_new: bool,
-        /// The extended resource that it stands for since then, if it is another than before.
+        /// The new extended resource of the class, if it changed.
         resource: Option<String>,
     },
 }
@@ -209,7 +209,7 @@ pub trait PreBind: Send + Sync {
         node: &'a str,
     ) -> BoxFuture<'a, Result<(), BindError>>;
 
-    /// The pod is not bound after all: what others need is undone.
+    /// The pod is not bound: undoes changes that other pods would miss.
     fn take_back<'a>(&'a self, _pod: &'a PodInfo, _node: &'a str) -> BoxFuture<'a, ()> {
         Box::pin(std::future::ready(()))
     }
@@ -223,9 +223,9 @@ pub trait PostBind: Send + Sync {
     fn post_bind(&self, pod: &PodInfo, node: &str);
 }
 
-/// The points of one plugin.
+/// The extension points of one plugin.
 #[derive(Default)]
-pub struct Points {
+pub struct ExtensionPoints {
     pub queue_sort: Option<Arc<dyn QueueSort>>,
     pub pre_enqueue: Option<Arc<dyn PreEnqueue>>,
     pub pre_filter: Option<Arc<dyn PreFilter>>,
@@ -256,7 +256,7 @@ pub struct Row {
     pub name: &'static str,
     /// Of the default profile; 0 for what does not score.
     pub weight: i64,
-    pub build: fn(&Handle) -> Points,
+    pub build: fn(&Handle) -> ExtensionPoints,
     /// The queueing hint: whether the event may let a pod fit that this plugin rejected.
     pub hint: fn(&PodInfo, &ClusterEvent) -> bool,
 }
@@ -311,7 +311,7 @@ pub struct Diagnosis {
     /// Said by a PreFilter about all nodes.
     pub general: Option<String>,
     pub rejections: BTreeMap<String, Rejection>,
-    /// Who rejected: their hints decide when to try again.
+    /// The plugins that rejected the pod: their queueing hints decide when it is tried again.
     pub plugins: BTreeSet<&'static str>,
     pub post_filter: String,
     /// The attempt could not be made.
@@ -348,7 +348,7 @@ impl fmt::Display for Diagnosis {
 }
 
 impl Framework {
-    /// The plugins of `table` that the profile names. What it gets wrong is said as upstream says it.
+    /// Builds the plugins of `table` that the profile names. Errors have upstream's words.
     pub fn new(
         table: &'static [Row],
         profile: &Profile,
@@ -357,7 +357,7 @@ impl Framework {
         let handle = Handle { args: profile.args.clone(), ..handle.clone() };
         let wanted = profile.choices.names();
         let rows = table.iter().filter(|row| wanted.contains(row.name));
-        let built: HashMap<&str, (&'static Row, Points)> =
+        let built: HashMap<&str, (&'static Row, ExtensionPoints)> =
             rows.map(|row| (row.name, (row, (row.build)(&handle)))).collect();
         let framework = Self {
             pre_filter: at!(built, profile, PreFilter, pre_filter),
@@ -396,7 +396,7 @@ impl Framework {
         Ok(framework)
     }
 
-    /// What scores, and with which weight.
+    /// The Score plugins and their weights.
     pub fn weights(&self) -> Vec<(&'static str, i64)> {
         self.scorers.iter().map(|one| (one.name, one.weight)).collect()
     }
@@ -418,7 +418,7 @@ impl Framework {
     }
 
     /// Whether the event may help a pod that `plugins` rejected.
-    pub fn helps(
+    pub fn is_worth_requeuing(
         &self,
         plugins: &BTreeSet<&'static str>,
         pod: &PodInfo,
@@ -428,7 +428,7 @@ impl Framework {
             || plugins
                 .iter()
                 .filter_map(|plugin| self.hints.get(plugin))
-                .any(|helps| helps(pod, event))
+                .any(|hint| hint(pod, event))
     }
 
     /// The best node for a pod. Pure but for the choice among equals.
@@ -641,7 +641,7 @@ impl Framework {
         }
     }
 
-    /// Undoes what PreBind did.
+    /// Undoes PreBind.
     pub async fn take_back(&self, pod: &PodInfo, node: &str) {
         for (_, point) in self.pre_bind.iter().rev() {
             point.take_back(pod, node).await;
@@ -674,7 +674,7 @@ impl Framework {
 }
 
 fn scorers(
-    built: &HashMap<&str, (&'static Row, Points)>,
+    built: &HashMap<&str, (&'static Row, ExtensionPoints)>,
     profile: &Profile,
 ) -> Result<Vec<Scorer>, ConfigError> {
     let before: Named<dyn PreScore> = at!(built, profile, PreScore, pre_score);
@@ -705,7 +705,7 @@ fn filter(
     Ok(())
 }
 
-/// One of those with the best score.
+/// Picks one of the nodes with the best score at random.
 pub fn choose<N>(nodes: Vec<(N, i64)>) -> N {
     let top = nodes.iter().map(|(_, total)| *total).max().unwrap_or(0);
     let mut equals: Vec<N> =

@@ -20,7 +20,7 @@ use client::{Client, ErrorExt};
 use serde::Deserialize;
 use tokio::time::Instant;
 
-use crate::framework::{ClusterEvent, Points, Row};
+use crate::framework::{ClusterEvent, ExtensionPoints, Row};
 use crate::pod::PodInfo;
 
 pub const LABEL: &str = "scheduling.x-k8s.io/pod-group";
@@ -32,7 +32,7 @@ const FRESH: Duration = Duration::from_secs(3);
 pub const ROW: Row = Row {
     name: NAME,
     weight: 0,
-    build: |_| Points::default(),
+    build: |_| ExtensionPoints::default(),
     hint: |pod, event| match event {
         ClusterEvent::PodAdded(other) => Group::of(other) == Group::of(pod),
         ClusterEvent::NodeAdded(_)
@@ -134,7 +134,7 @@ impl Groups {
         Self { client, known: Default::default() }
     }
 
-    /// How many members a group needs; 0 if there is no such PodGroup.
+    /// The minimum number of members; 0 if there is no such PodGroup.
     pub async fn least(&self, group: &Group) -> client::Result<usize> {
         let now = Instant::now();
         {

@@ -167,7 +167,7 @@ pub fn encode(out: &mut String) {
     if queues.is_empty() {
         return;
     }
-    // Asked without the lock: whoever decides takes its own first.
+    // Read without the lock, because the scheduling cycle takes its own lock first.
     let pending = queues.iter().fold(Pending::default(), |sum, one| sum + one.pending());
     write(out, &figures(), &pending);
 }

@@ -79,7 +79,7 @@ impl NodeInfo {
             .collect();
     }
 
-    /// Returns what it stands for now instead.
+    /// Returns the resource that it provides now instead.
     pub fn add(&mut self, pod: Arc<PodInfo>) -> Option<Arc<PodInfo>> {
         self.requested.add(&pod.requests);
         self.nonzero.add(&pod.nonzero);

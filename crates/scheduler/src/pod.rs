@@ -62,7 +62,7 @@ pub struct Template {
     pub spread: Vec<Spread>,
     pub images: Vec<String>,
     pub disks: Vec<Disk>,
-    /// What asks for resources that devices may stand for.
+    /// The containers that request extended resources that devices may provide.
     pub extended: Vec<extended::Container>,
     /// What its node must have declared.
     pub needs: Vec<&'static str>,
@@ -76,7 +76,7 @@ impl Deref for PodInfo {
     }
 }
 
-/// The name of a claim for devices, as far as it is known.
+/// The name of a ResourceClaim, if it is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClaimName {
     /// The pod says it.

@@ -157,7 +157,7 @@ enum Job {
     },
 }
 
-/// What is to be done next about a pod.
+/// The next step for a pod.
 enum Step {
     Jobs(Vec<Job>),
     /// It is one of a group.
@@ -166,14 +166,14 @@ enum Step {
     Ask(Arc<PodInfo>, Vec<(String, i64)>, Option<Gang>),
 }
 
-/// A group, and how many of it there must be.
+/// A gang and its minimum size.
 #[derive(Clone)]
 struct Gang {
     group: Group,
     least: usize,
 }
 
-/// Checks a configuration without running it: what is wrong with it is known before anything starts.
+/// Checks a configuration without running it, so that errors show before anything starts.
 pub fn check(client: &Client, config: &Config) -> Result<(), ConfigError> {
     frameworks(client, None, config).map(drop)
 }
@@ -205,7 +205,7 @@ fn frameworks(
     Ok(Profiles(all))
 }
 
-/// What a group knows of a pod that is not going.
+/// A pod of a gang that is not terminating.
 struct Sibling {
     is_bound: bool,
 }
@@ -354,7 +354,7 @@ impl Scheduler {
         }
     }
 
-    /// Pops and decides, for ever.
+    /// The scheduling loop: pops a pod and decides. Never returns.
     async fn decide(&self, jobs: mpsc::Sender<Job>) {
         loop {
             let (mut step, deadline) = self.next();
@@ -401,7 +401,7 @@ impl Scheduler {
         (Some(step), None)
     }
 
-    /// Is the pod's group complete?
+    /// Schedules the pod if its gang is complete.
     async fn with_group(&self, pod: Arc<PodInfo>, group: Group) -> Step {
         let least = self.groups.least(&group).await;
         let mut state = self.state();
@@ -564,7 +564,7 @@ impl Scheduler {
         Job::Report { pod: pod.clone(), reason, message, nominated, victims, work }
     }
 
-    /// The attempt could not be made: time may mend it.
+    /// The attempt failed: the pod is retried after its backoff.
     fn broken(&self, state: &mut State, pod: &Arc<PodInfo>, message: String) -> Job {
         metrics::attempted(&pod.scheduler, Outcome::Error, state.queue.tried(&pod.uid));
         state.queue.settle(&self.profiles, &pod.uid, BTreeSet::new());
@@ -577,7 +577,7 @@ impl Scheduler {
         loop {
             let job = jobs.lock().await.recv().await;
             let Some(job) = job else { return };
-            // Boxed: most writers wait, and need not hold what one at work needs.
+            // Boxed: most writers wait, and should not hold the memory that a busy one needs.
             Box::pin(self.carry_out(job)).await;
         }
     }
@@ -599,7 +599,7 @@ impl Scheduler {
 
     async fn bind(&self, pod: &PodInfo, node: &str, reserved: &CycleState) {
         let Some(framework) = self.profiles.of(pod) else { return };
-        // Before the pod is known to have a node, which ends its waiting.
+        // Read before the pod counts as assigned, which ends its waiting.
         let tried = self.state().queue.tried(&pod.uid);
         let bound = async {
             framework.pre_bind(pod, node).await?;
@@ -622,7 +622,7 @@ impl Scheduler {
                 framework.unreserve(reserved, pod, node);
                 {
                     let mut state = self.state();
-                    // If the pod is gone or bound by somebody else, there is nothing to undo.
+                    // If the pod is deleted, or another scheduler bound it, there is nothing to undo.
                     if state.cluster.forget(&pod.uid) {
                         state.queue.settle(&self.profiles, &pod.uid, BTreeSet::new());
                         self.woken(&mut state, &ClusterEvent::PodRemoved(Arc::new(pod.clone())));
@@ -635,7 +635,7 @@ impl Scheduler {
         }
     }
 
-    /// Tells people and the API why a pod waits.
+    /// Reports why a pod waits: an event and the condition PodScheduled.
     async fn report(&self, pod: &PodInfo, reason: &str, message: &str, nominated: Option<&str>) {
         let Some(current) = self.pods.get_key(&pod.key) else {
             return;

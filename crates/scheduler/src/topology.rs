@@ -1,7 +1,7 @@
 //! How many pods of a sort there are by topology value (a zone, a host), kept by deltas.
 //!
 //! Affinity and spreading ask in each decision: how many pods that match a term, or that carry a term
-//! which matches the new pod, are in a node's zone? Counted anew, that is a look at every pod for every
+//! which matches the new pod, are in a node's zone? Without counters, that is a look at every pod for every
 //! decision; here it is a look at one map, and a pod that comes or goes changes one number in each map
 //! that counts it.
 //!
@@ -25,10 +25,10 @@
 //!   terms of other pods must be found without having been asked for. The area goes with the last of them.
 //! - People choose the keys of their pods' terms. A key that no node has costs nothing but its name: its area
 //!   is made without a look at the nodes, and a pod that comes or goes is shown to the areas of its own terms
-//!   and to those that somebody asked for, never to all.
+//!   and to those that a pod asked for, never to all.
 //! - What pods match depends on namespaces' labels; maps that such a change could touch are dropped.
 //!
-//! Maps that nobody asked for lately are dropped as well, so that memory has a limit: one for each
+//! Maps that no pod asked for lately are dropped as well, so that memory has a limit: one for each
 //! constraint of the templates in use, of which there are fewer than of pods by far.
 
 use std::collections::{BTreeMap, HashMap};
@@ -42,7 +42,7 @@ use crate::node::{NodeInfo, tolerates_all};
 use crate::pod::{PodInfo, Term};
 use crate::selector;
 
-/// Maps of matching pods that are kept: more than this many in turn are counted anew each time. Few in
+/// The number of kept maps of matching pods: if more are used in turn, they are counted again each time. Few in
 /// tests, so that they are forgotten and made again.
 const KEPT: usize = if cfg!(test) { 20 } else { 512 };
 
@@ -236,7 +236,7 @@ impl Values {
     }
 }
 
-/// Pods that somebody asked for.
+/// The maps of matching pods that a pod asked for.
 #[derive(Clone)]
 struct Row {
     who: Who,

@@ -12,7 +12,7 @@
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use base::seldom::Seldom;
+use base::log_limit::LogLimit;
 use base::task::Tasks;
 use client::{
     Client, Error, ErrorExt, Informers, Lister, ObjectKey, Outcome, RawEvent, WorkQueue,
@@ -65,9 +65,9 @@ struct Inner {
     lister: Lister<Node>,
     nodes: WorkQueue<NodeKey>,
     pods: WorkQueue<ObjectKey>,
-    /// Guards what is remembered; held for a few map operations, never across await.
+    /// Guards the state; held for a few map operations, never across await.
     state: Mutex<State>,
-    said: Seldom<&'static str>,
+    said: LogLimit<&'static str>,
 }
 
 /// Of an answer only this is wanted.
@@ -97,7 +97,7 @@ impl Fleet {
             nodes: WorkQueue::new("simulated_nodes"),
             pods: WorkQueue::new("simulated_pods"),
             state: Mutex::new(state),
-            said: Seldom::default(),
+            said: LogLimit::default(),
         }));
         nodes.synced().await;
         let watching = fleet.clone();
@@ -180,7 +180,7 @@ impl Fleet {
         Outcome::After(AGAIN + AGAIN.mul_f64(base::rng::unit()))
     }
 
-    /// Registers a Node that is wanted; forgets one that somebody deleted, as a kubelet that runs does.
+    /// Registers a wanted Node; forgets a deleted one, as a running kubelet does.
     async fn without_node(&self, name: &Arc<str>) -> Result<Outcome, Error> {
         let wanted = self.state().wanted.get(name).copied();
         let Some((group, index)) = wanted else {
@@ -305,7 +305,7 @@ impl Fleet {
         let is_first = version.is_none();
         let version = match written {
             Ok(version) => Some(version),
-            // Somebody else wrote or deleted it: it is read again.
+            // Another client wrote or deleted it: it is read again.
             Err(error) if error.is_conflict() || error.is_not_found() => None,
             Err(error) => return Err(error),
         };

@@ -43,7 +43,7 @@ pub enum Stage {
     Ended,
 }
 
-/// What is reported of a pod.
+/// The status that is reported for a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Report {
     Creating,

@@ -21,9 +21,9 @@ const VERSION: &str = release::KUBERNETES.tag;
 const LEASE_SECONDS: i64 = 40;
 
 /// Type, status, reason and message of a condition.
-type Told = (&'static str, bool, &'static str, &'static str);
+type Condition = (&'static str, bool, &'static str, &'static str);
 
-const NO_PRESSURE: [Told; 3] = [
+const NO_PRESSURE: [Condition; 3] = [
     (
         "MemoryPressure",
         false,
@@ -34,7 +34,7 @@ const NO_PRESSURE: [Told; 3] = [
     ("PIDPressure", false, "KubeletHasSufficientPID", "kubelet has sufficient PID available"),
 ];
 
-fn told(mode: Mode) -> impl Iterator<Item = Told> {
+fn told(mode: Mode) -> impl Iterator<Item = Condition> {
     let ready = match mode {
         Mode::NotReady => ("Ready", false, "KubeletNotReady", "the simulation has the node fail"),
         _ => ("Ready", true, "KubeletReady", "kubelet is posting ready status"),
@@ -93,7 +93,7 @@ fn status(group: &NodeGroup, name: &str, ip: &str, now: Timestamp) -> Value {
     })
 }
 
-/// A patch of the status of a Node that somebody else made, as an autoscaler does: what it lacks.
+/// The status patch for a Node that another client created, such as an autoscaler: the missing fields.
 pub fn completion(node: &Node, group: &NodeGroup, ip: &str, now: Timestamp) -> Value {
     let name = node.metadata.name.as_deref().unwrap_or_default();
     let mut status = status(group, name, ip, now);

@@ -28,7 +28,7 @@ impl<'de> Deserialize<'de> for Span {
     }
 }
 
-/// What is said about a pod; the rest is left to others.
+/// The settings of a pod's status; other fields are not written.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct PodSettings {

@@ -31,7 +31,7 @@ pub struct Known {
     pub lease: Option<Box<str>>,
     /// When its status was reported last.
     pub reported: Instant,
-    /// What is older than this is not looked at: this process has written since.
+    /// Older events are ignored: this process has written since.
     pub floor: u64,
 }
 
@@ -96,7 +96,7 @@ impl State {
         }
     }
 
-    /// Notes a Node as it is; whether it is new or in another mode than before.
+    /// Stores a Node; returns whether it is new or has changed its mode.
     pub fn see_node(&mut self, name: &Arc<str>, seen: Seen) -> bool {
         self.wanted.remove(name);
         if let Ok(address) = seen.ip.parse() {
@@ -134,7 +134,7 @@ impl State {
         self.on_node.get(node).into_iter().flatten().cloned().collect()
     }
 
-    /// Notes a pod as it is. Only one that was not known is decoded: its node stays the same.
+    /// Stores a pod. Only an unknown pod is decoded: a pod's node never changes.
     pub fn see_pod(&mut self, entry: &Arc<Entry>) {
         let key = &entry.header.key;
         if let Some(known) = self.pods.get_mut(key) {
@@ -225,7 +225,7 @@ impl State {
     }
 }
 
-/// What is seen of a Node.
+/// The stored fields of a Node.
 pub struct Seen {
     pub uid: String,
     pub mode: Mode,

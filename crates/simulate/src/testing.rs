@@ -194,7 +194,7 @@ fn failure(code: u16, reason: &str) -> Answer {
     whole(StatusCode::from_u16(code).expect("a code"), &status)
 }
 
-/// A strategic merge, as far as it is needed here.
+/// The part of strategic merge that these tests need.
 pub fn merge(object: &mut Value, patch: &Value) {
     let (Some(object), Some(patch)) = (object.as_object_mut(), patch.as_object()) else { return };
     for (name, value) in patch {

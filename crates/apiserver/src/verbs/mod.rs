@@ -77,7 +77,7 @@ pub(crate) async fn dispatch(
     let (accept, ctx) = (call.accept, call.ctx.clone());
     let trail = Trail::of(&call.parts).cloned();
     if let Some(text) = &ctx.resource.deprecation {
-        ctx.warn(text);
+        ctx.warn(&**text);
         ctx.annotate("k8s.io/deprecated", "true");
     }
     let outcome = match handler {

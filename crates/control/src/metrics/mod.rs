@@ -3,7 +3,7 @@
 //! In: kubelets' `/metrics/resource`. Out: NodeMetrics and PodMetrics, for `kubectl top` and the
 //! HorizontalPodAutoscaler with nothing installed.
 //!
-//! Nothing is stored, and nothing is scraped while nobody asks: a question asks the kubelets unless
+//! Nothing is stored, and nothing is scraped without a request: a request asks the kubelets unless
 //! the last answers are fresh, and a first question asks twice, as a rate needs two samples. There
 //! is no APIService for these rows: one that a user's own metrics-server brings takes the version
 //! over, and gives it back when it is deleted.

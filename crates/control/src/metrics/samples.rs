@@ -1,4 +1,4 @@
-//! From a kubelet's `/metrics/resource` to what is used: two samples make a rate.
+//! Computes usage from a kubelet's `/metrics/resource`: two samples make a rate.
 //!
 //! In: Prometheus text. Out: [`Sample`]s, and from a [`History`] of them [`Usage`]. Pure.
 //! Upstream: metrics-server's `pkg/scraper/client/resource`, `pkg/storage`.
@@ -35,7 +35,7 @@ pub struct Sample {
     pub pods: HashMap<(String, String), PodReading>,
 }
 
-/// What is used, over a window that ends at `at_ms`.
+/// The usage over a window that ends at `at_ms`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Usage {
     pub at_ms: i64,

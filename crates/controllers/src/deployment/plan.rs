@@ -55,7 +55,7 @@ pub struct Plan {
     pub recheck: Option<Duration>,
 }
 
-/// The state of a pass: what is, with the actions so far applied.
+/// The state of a pass: the observed objects with the actions so far.
 pub struct Pass {
     pub deployment: Deployment,
     pub new: Option<ReplicaSet>,

@@ -208,7 +208,7 @@ impl Backoff {
     }
 }
 
-/// When the pod ended, by what is known best.
+/// When the pod ended, from the best known source.
 pub fn finished_at(pod: &Pod) -> Timestamp {
     let status = pod.status.as_ref();
     let ends = |one: &ContainerStatus| {

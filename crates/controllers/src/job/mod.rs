@@ -79,7 +79,7 @@ struct Controller {
     /// Pods whose Job is gone or done, but which have its finalizer.
     orphans: WorkQueue<ObjectKey>,
     expectations: Expectations,
-    /// Guards what is remembered of each Job; held for a lookup.
+    /// Guards the state of each Job; held for a lookup.
     memory: Mutex<HashMap<ObjectKey, Memory>>,
 }
 
@@ -311,7 +311,7 @@ impl Controller {
         }
     }
 
-    /// What is remembered of this Job, and not of an earlier one of its name.
+    /// The state of this Job, not that of an earlier Job with the same name.
     fn recall(&self, key: &ObjectKey, job: &Job) -> Memory {
         let uid = job.metadata.uid.clone().unwrap_or_default();
         let mut all = self.memory();

@@ -444,7 +444,7 @@ fn others(quota: &ResourceQuota) -> Vec<String> {
     hard(quota).into_keys().filter(|name| !is_typed(name)).collect()
 }
 
-/// The status to write, if it is another. Pure. Without `lowers` only more is told than there is.
+/// The status to write, if it changes. Pure. Without `lowers`, amounts only increase.
 fn plan(
     quota: &ResourceQuota,
     mut used: Amounts,

@@ -1,4 +1,4 @@
-//! Attaches volumes to the nodes of their pods, and detaches them when nobody there needs them.
+//! Attaches volumes to the nodes of their pods, and detaches them when no pod of the node needs them.
 //!
 //! In: pods with nodes, their claims and volumes, drivers, what nodes say is in use. Out:
 //! VolumeAttachments, which the drivers' attachers act on, and `status.volumesAttached` of nodes,

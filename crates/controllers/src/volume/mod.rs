@@ -307,7 +307,7 @@ impl Controller {
         }
     }
 
-    /// The volume first: whoever writes its reference has it.
+    /// The volume comes first: the first writer of its claimRef gets it.
     async fn bind(
         &self,
         api: &Api<PersistentVolumeClaim>,

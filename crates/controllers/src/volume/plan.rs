@@ -35,7 +35,7 @@ pub enum Step {
     TakeClass(String),
     /// Both sides refer to each other afterwards.
     Bind(Arc<PersistentVolume>),
-    /// Somebody else has to make a volume.
+    /// An external provisioner has to create the volume.
     Provision {
         class: Arc<StorageClass>,
         node: Option<String>,
@@ -215,7 +215,7 @@ pub fn bound_status(
 pub enum Fate {
     /// Its phase, and why.
     Phase(&'static str),
-    /// Nobody claims it any more, and its policy is to go.
+    /// Its claim is gone, and its reclaim policy is Delete.
     Delete,
 }
 

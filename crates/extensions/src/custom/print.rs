@@ -52,33 +52,12 @@ pub fn cell(column: &PrintedColumn, object: &Value) -> Value {
         ("number", Value::Number(number)) => number.as_f64().into(),
         ("boolean", Value::Bool(flag)) => (*flag).into(),
         ("date", Value::String(text)) => match text.parse::<jiff::Timestamp>() {
-            Ok(time) => human_duration(base::clock::now().as_second() - time.as_second()).into(),
+            Ok(time) => {
+                base::duration::human(base::clock::now().as_second() - time.as_second()).into()
+            }
             Err(_) => "<invalid>".into(),
         },
         _ => Value::Null,
-    }
-}
-
-/// Upstream: `k8s.io/apimachinery/pkg/util/duration.HumanDuration`.
-fn human_duration(seconds: i64) -> String {
-    let (minutes, hours) = (seconds / 60, seconds / 3600);
-    let (days, years) = (hours / 24, hours / 24 / 365);
-    let two = |big: i64, unit: &str, small: i64, small_unit: &str| match small {
-        0 => format!("{big}{unit}"),
-        small => format!("{big}{unit}{small}{small_unit}"),
-    };
-    match seconds {
-        _ if seconds < -1 => "<invalid>".into(),
-        _ if seconds < 0 => "0s".into(),
-        _ if seconds < 120 => format!("{seconds}s"),
-        _ if minutes < 10 => two(minutes, "m", seconds % 60, "s"),
-        _ if minutes < 180 => format!("{minutes}m"),
-        _ if hours < 8 => two(hours, "h", minutes % 60, "m"),
-        _ if hours < 48 => format!("{hours}h"),
-        _ if hours < 24 * 8 => two(days, "d", hours % 24, "h"),
-        _ if hours < 24 * 365 * 2 => format!("{days}d"),
-        _ if hours < 24 * 365 * 8 => two(years, "y", days % 365, "d"),
-        _ => format!("{years}y"),
     }
 }
 
@@ -107,7 +86,5 @@ mod tests {
         check("integer", ".b", Value::Null);
         check("boolean", ".e", json!(true));
         check("date", ".b", json!("<invalid>"));
-        assert_eq!(human_duration(605), "10m");
-        assert_eq!(human_duration(130), "2m10s");
     }
 }

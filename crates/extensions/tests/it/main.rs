@@ -172,8 +172,8 @@ async fn refused_definitions_name_upstreams_causes() {
     server.stop().await;
 }
 
-/// Whoever writes a status notes which generation it is about, and nobody else takes that away: not
-/// a write of the definition, and not the controller.
+/// The writer of a status sets its observedGeneration. Writes of the definition and the controller
+/// keep it.
 #[tokio::test]
 async fn generations_that_were_observed_are_kept() {
     let server = Server::start().await;
@@ -212,7 +212,7 @@ async fn generations_that_were_observed_are_kept() {
         crd.spec.names.short_names = Some(vec!["tb".into()]);
     };
     assert_eq!(write("", &forget).await, expected(2));
-    // The controller accepts the new name, and writes its condition anew.
+    // The controller accepts the new name, and writes its condition again.
     let crd = server
         .until(async |registry| {
             let crd = registry.find::<Crd>("", NAME).await.ok()??;

@@ -11,7 +11,7 @@ use super::files::{self, Medium, fs_group};
 use super::payload::{self, PayloadError};
 use super::plugin::{Host, Mounted, References, Request, Source, VolumeError, VolumePlugin};
 use crate::pod::env::Surroundings;
-use crate::pod::objects::{ObjectError, Objects, TokenOrder};
+use crate::pod::objects::{ObjectError, Objects, TokenSpec};
 
 pub struct ProjectedPlugin;
 
@@ -63,7 +63,7 @@ async fn tokens(
     for source in source.sources.iter().flatten() {
         let Some(source) = &source.service_account_token else { continue };
         let seconds = source.expiration_seconds.unwrap_or(3600);
-        let token = objects.token(&TokenOrder::of(pod, source.audience.as_deref(), seconds)).await;
+        let token = objects.token(&TokenSpec::of(pod, source.audience.as_deref(), seconds)).await;
         again = [again, token.as_ref().ok().map(|token| token.refresh)].into_iter().flatten().min();
         let text = token.map(|token| token.text);
         out.insert(source.path.clone(), text);

@@ -1,5 +1,5 @@
 //! CBOR to JSON. Go's library looks at all of a body's syntax first and at its meaning then: so do we,
-//! because the two are told in different words.
+//! because their error messages differ.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -331,7 +331,7 @@ fn misfit(major: Major, wanted: &str, why: Option<String>) -> Error {
     ))
 }
 
-/// Byte strings are texts that nobody checked: what is no UTF-8 in them is replaced, as Go's JSON does.
+/// Byte strings are unchecked texts: invalid UTF-8 in them is replaced, as Go's JSON does.
 fn text<'a>(head: Head, bytes: &'a [u8]) -> Result<Cow<'a, str>, Error> {
     if head.major == Major::Bytes {
         return Ok(String::from_utf8_lossy(bytes));
@@ -358,7 +358,7 @@ fn put_integer(out: &mut Vec<u8>, head: Head) -> Result<(), Error> {
 
 fn put_simple(out: &mut Vec<u8>, head: Head) -> Result<(), Error> {
     if let Some(value) = float(head) {
-        // `1.0` stays a float, so that what was written is what is read.
+        // `1.0` stays a float, so that reading gives the written value.
         let number = Number::from_f64(value).expect("others are malformed");
         out.extend_from_slice(number.to_string().as_bytes());
         return Ok(());

@@ -118,7 +118,7 @@ fn half(value: f32) -> Option<u16> {
     }
 }
 
-/// Writes the value that it is given behind what is there.
+/// Appends the given value.
 struct Item<'a>(&'a mut Vec<u8>);
 
 impl<'de> DeserializeSeed<'de> for Item<'_> {
@@ -154,7 +154,7 @@ impl<'de> Visitor<'de> for Item<'_> {
         Ok(())
     }
 
-    /// What is beyond Go's `int64` is a float to it.
+    /// Go decodes numbers beyond `int64` as floats.
     fn visit_u64<E>(self, value: u64) -> Result<(), E> {
         match i64::try_from(value) {
             Ok(_) => put_head(self.0, Major::Positive, value),

@@ -65,15 +65,15 @@ pub trait Schema: Send + Sync {
     /// schema becomes one. It is asked for at every write: make it once, hand out clones of the
     /// `Arc`. `None`: nothing is known, so maps are granular and lists atomic, all the way down.
     ///
-    /// A custom resource has a schema of its own per version; the row's `definition` is what is
-    /// asked for, and [`field`](Self::field) may answer `None` (it is strategic merge's).
+    /// A custom resource has a schema of its own per version; this is called
+    /// with the row's `definition`, and [`field`](Self::field) may answer `None` (it is strategic merge's).
     fn type_of(&self, _definition: &str) -> Option<Arc<apply::types::Type>> {
         None
     }
 
-    /// What writes to the object (`subresource` is empty) or to one of its subresources leave as it
-    /// was, so that nobody comes to own it by them. The default is right for custom resources with a
-    /// `status` subresource; it is asked only of kinds that have one.
+    /// The fields that writes to the object (`subresource` is empty) or to one of its subresources
+    /// reset, so that these writes get no ownership of them. The default is right for custom resources
+    /// with a `status` subresource; it is called only for kinds that have one.
     fn resets(&self, _definition: &str, subresource: &str) -> apply::Resets {
         apply::Resets::of_subresources(subresource, &[&["metadata"], &["spec"]])
     }

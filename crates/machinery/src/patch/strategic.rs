@@ -291,7 +291,7 @@ fn delete_from(original: &mut Fields, field: &str, values: &Value) {
     }
 }
 
-/// A new subtree as it is stored: no directives, no nulls. `None`: it deletes itself.
+/// A new subtree in its stored form: without directives and nulls. `None`: it deletes itself.
 fn without_directives(value: Value) -> Option<Value> {
     match value {
         Value::Object(fields) => {

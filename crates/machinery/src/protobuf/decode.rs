@@ -9,7 +9,7 @@ use super::wire::{Reader, Wire};
 use super::{Envelope, Error, MAGIC, MAX_DEPTH, scalar};
 
 impl Descriptors {
-    /// The tree that a message stands for.
+    /// Decodes a message into a JSON tree.
     pub fn decode(&self, message: MessageId, bytes: &[u8]) -> Result<Map<String, Value>, Error> {
         let mut tree = Map::new();
         self.read(message, bytes, 0, &mut tree)?;

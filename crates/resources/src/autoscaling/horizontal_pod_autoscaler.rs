@@ -148,7 +148,7 @@ enum Reading {
     Value,
     /// The average only.
     Average,
-    /// A resource's average, or its share of what is requested.
+    /// A resource's average value, or its average utilization of the requests.
     Utilization,
 }
 
@@ -235,7 +235,7 @@ fn autoscaler_from(at: &At<'_>, lowest: i64) {
     let spec = at.get("spec");
     let (least, most) = (spec.get("minReplicas"), spec.get("maxReplicas"));
     least.at_least(lowest);
-    // Upstream reports what is required behind the rest of a field.
+    // Upstream reports missing required fields behind the other errors of a field.
     if least.is_set() && most.int() < least.int() {
         most.invalid_as(most.int(), "must be greater than or equal to `minReplicas`");
     }

@@ -11,7 +11,7 @@ use crate::defaults::fill;
 use crate::gated::close_template;
 use crate::generic::Hooks;
 use crate::kind::{Fields, Kind, Rules, STATUS, age, field, name, spec_and_status, text, wide};
-use crate::print::{human_duration, images, names, selector};
+use crate::print::{images, names, selector};
 use crate::validate::{batch, warnings};
 
 pub(crate) static KIND: Kind<Job> = Kind {
@@ -108,7 +108,7 @@ fn containers(job: &Job) -> &[Container] {
     spec.and_then(|spec| spec.template.spec.as_ref()).map_or(&[], |spec| &spec.containers)
 }
 
-/// Adds what is not there; what contradicts is refused later.
+/// Adds missing labels; validation refuses contradicting ones.
 fn select_own_pods(spec: &mut JobSpec, name: &str, uid: &str) {
     const SELECTED: &str = "batch.kubernetes.io/controller-uid";
     let labels = spec.template.metadata.get_or_insert_default().labels.get_or_insert_default();
@@ -156,5 +156,5 @@ fn duration(job: &Job) -> String {
     let status = job.status.clone().unwrap_or_default();
     let Some(started) = status.start_time else { return String::new() };
     let ended = status.completion_time.map_or_else(base::clock::now, |time| time.0);
-    human_duration(ended.as_second() - started.0.as_second())
+    base::duration::human(ended.as_second() - started.0.as_second())
 }

@@ -1,7 +1,6 @@
 //! CertificateSigningRequest: who asks is the server's to say, and the request itself never changes.
 
 use std::collections::{BTreeMap, HashSet};
-use std::sync::Arc;
 
 use api::nodes;
 use apiserver::request::RequestContext;
@@ -19,7 +18,7 @@ use x509_parser::prelude::FromDer;
 use super::signer_name;
 use crate::generic::Hooks;
 use crate::kind::{Fields, Kind, Rules, STATUS, age, any_name, field, name, part, text};
-use crate::print::{human_duration, or_none};
+use crate::print::or_none;
 use crate::validate::at::At;
 
 const KUBELET_SERVING: &str = "kubernetes.io/kubelet-serving";
@@ -55,7 +54,7 @@ pub(crate) static KIND: Kind<CertificateSigningRequest> = Kind {
             "api.certificates.v1.CertificateSigningRequestSpec.expirationSeconds",
             |csr| {
                 let lifetime = csr.spec.expiration_seconds;
-                let shown = lifetime.map(|seconds| human_duration(seconds.into()));
+                let shown = lifetime.map(|seconds| base::duration::human(seconds.into()));
                 or_none(shown.unwrap_or_default()).into()
             },
         ),
@@ -289,7 +288,7 @@ fn conditions(list: &At<'_>) {
 
 fn signed_request(at: &At<'_>) {
     let text = STANDARD.decode(at.str()).unwrap_or_default();
-    // By what approvers and signers read it with: what is judged is what they see.
+    // Validated with the parser of approvers and signers, so that all see the same request.
     if let Err(why) = Csr::parse(&text) {
         let shown = if at.is_empty() { Value::Null } else { at.value.clone() };
         at.invalid_as(shown, &why.to_string());

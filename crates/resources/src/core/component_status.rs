@@ -1,7 +1,7 @@
-//! ComponentStatus: how the parts of the control plane are, asked when somebody looks.
+//! ComponentStatus: the health of the control plane's components, computed for each request.
 //!
-//! Nothing is stored. The store answers for `etcd-0`; controllers and scheduler are well while
-//! somebody holds their Leases.
+//! Nothing is stored. The store answers for `etcd-0`; controllers and scheduler are healthy while
+//! their Leases have a holder.
 
 use std::sync::Arc;
 
@@ -66,7 +66,7 @@ impl Computed for Components {
     }
 }
 
-/// Does somebody hold a component's Lease?
+/// Whether a component's Lease has a holder.
 async fn led(registry: &Registry, lease: &str) -> Result<(), String> {
     let found = registry.find::<Lease>("kube-system", lease).await;
     let holder = match found {

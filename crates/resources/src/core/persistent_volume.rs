@@ -84,7 +84,7 @@ fn default(volume: &mut PersistentVolume) {
     spec.volume_mode.get_or_insert_with(|| "Filesystem".into());
     podspec::default_source!(spec);
     let status: &mut PersistentVolumeStatus = volume.status.get_or_insert_default();
-    // Who changes the phase says when; a new volume's begins now.
+    // The writer of a phase sets its time; a new volume's phase starts now.
     if status.phase.is_none() {
         status.phase = Some("Pending".into());
         status.last_phase_transition_time = Some(machinery::Time(base::clock::now_seconds()));

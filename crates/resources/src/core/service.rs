@@ -205,7 +205,7 @@ impl Allocator for Addresses {
                 let there = there.as_ref().map(|there| there as &dyn Object);
                 self.release(registry, service, there).await;
             }
-            // It is found to belong to nobody by whoever wants it, or by the repair (`addresses.rs`).
+            // The next Service that wants the address, or the repair (`addresses.rs`), releases it.
             Err(error) => tracing::warn!(
                 service = service.name(), %error, "what a failed write took stays taken for a while"
             ),
@@ -213,7 +213,7 @@ impl Allocator for Addresses {
     }
 }
 
-/// What is wrong with the addresses and families that a Service asks for.
+/// Errors of the addresses and families that a Service requests.
 fn wrong_addresses(service: &Service, old: Option<&Service>) -> FieldErrors {
     let tree = service.to_value();
     let old = old.map(|old| old.to_value());
@@ -268,7 +268,7 @@ fn default_spec(spec: &mut ServiceSpec) {
     spec.cluster_ip.take_if(|ip| ip.is_empty());
 }
 
-/// Addresses of a load balancer are told to the pods' nodes as its own, unless it says otherwise.
+/// The default of `ipMode`: nodes treat the load balancer's addresses as virtual IPs.
 fn default_ip_modes(service: &mut Service) {
     if kind(service) != "LoadBalancer" {
         return;
@@ -281,8 +281,8 @@ fn default_ip_modes(service: &mut Service) {
     }
 }
 
-/// What only the old type had goes with it, unless the client says it anew. Upstream: the same rule
-/// for each field.
+/// Drops fields that only the old type has, unless the client sets them again. Upstream has the same
+/// rule for each field.
 fn drop_fields_of_old_type(spec: &mut ServiceSpec, old: &ServiceSpec) {
     let (new_type, old_type) =
         [&*spec, old].map(|spec| spec.type_.clone().unwrap_or_default()).into();
@@ -499,7 +499,7 @@ impl Addresses {
         u16::try_from(number).ok().filter(|port| self.node_ports.contains(port))
     }
 
-    /// Takes the port that is asked for, or says why nobody gets it.
+    /// Claims the requested port, or returns why it cannot be used.
     async fn take_port(
         &self,
         registry: &Registry,
@@ -752,7 +752,7 @@ async fn release_address(registry: &Registry, ip: &str, had: &Service) {
     }
 }
 
-/// Deletes this very object, whoever may have made another of its name.
+/// Deletes exactly this object, not a newer one with the same name.
 pub async fn delete_address(registry: &Registry, address: &IPAddress) {
     let options = DeleteOptions {
         precondition_uid: address.metadata.uid.clone(),
@@ -1004,7 +1004,7 @@ pub(crate) mod tests {
         let expected = json!({"type": "ExternalName", "externalName": "foo.example.com",
             "ports": [{"port": 80}]});
         check(old.clone(), sent.clone(), expected);
-        // What the client says anew stays, to be judged.
+        // Fields that the client sets again stay, and are validated.
         sent["ports"] = port(30002.into());
         sent["externalTrafficPolicy"] = "Local".into();
         let expected = json!({"type": "ExternalName", "externalName": "foo.example.com",

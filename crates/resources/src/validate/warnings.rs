@@ -369,7 +369,7 @@ impl<'a> Port<'a> {
         Self { container, host, host_ip, at }
     }
 
-    /// What is unwise about having both.
+    /// The warning for an object that sets both.
     fn beside(&self, other: &Self) -> Option<&'static str> {
         if self.host == other.host && self.host_ip == other.host_ip {
             Some("duplicate")

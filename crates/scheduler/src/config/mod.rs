@@ -44,7 +44,7 @@ impl Default for Config {
     }
 }
 
-/// Why a file will not do, in words for the person who wrote it.
+/// Why a configuration cannot be used, in words for its author.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct ConfigError(pub String);
@@ -203,8 +203,7 @@ impl File {
     }
 }
 
-/// `general` is the share of nodes for profiles that do not say theirs; `unknown`: fields that nobody
-/// knows.
+/// `general`: the percentage of nodes for profiles that set none; `unknown`: the unknown fields.
 fn profiles(
     files: Vec<ProfileFile>,
     general: Option<i64>,

@@ -62,7 +62,7 @@ impl Point {
     ];
 }
 
-/// A plugin that is wanted; weight 0 stands for 1.
+/// An enabled plugin; weight 0 means 1.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Chosen {
@@ -71,7 +71,7 @@ pub struct Chosen {
     pub weight: i64,
 }
 
-/// What is enabled and disabled at a point, or at all.
+/// The enabled and disabled plugins of an extension point, or of all.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Set {
@@ -125,7 +125,7 @@ impl PluginsFile {
     }
 }
 
-/// The defaults with a file's changes, in order: what is configured anew keeps its place.
+/// The defaults with a file's changes, in order: a plugin that is configured again keeps its place.
 fn merge(custom: &Set) -> Vec<Chosen> {
     let mut all = vec![];
     let mut placed = BTreeSet::new();
@@ -229,7 +229,7 @@ mod tests {
         assert_eq!(order(&all, "{}"), "af cf df");
         assert_eq!(order(&all, "{disabled: [{name: cf}, {name: Nobody}]}"), "af df");
         assert_eq!(order(&all, "{disabled: [{name: '*'}], enabled: [{name: df}]}"), "df");
-        // What is named goes first, what is new last.
+        // Named plugins come first, new plugins last.
         assert_eq!(order(&all, "{enabled: [{name: ef}, {name: df}]}"), "df af cf ef");
         assert_eq!(order(&all, "{enabled: [{name: X}]}"), "FilterPlugin \"X\" does not exist");
         assert_eq!(order(&["X"], "{}"), "FilterPlugin \"X\" does not exist");

@@ -5,7 +5,7 @@
 //!  claims, classes ─► plans (what is asked for) ───────────────┴► search ─► allocations
 //! ```
 //!
-//! In: what drivers offer, what is taken, a node, claims. Out: an allocation for each claim, or none
+//! In: drivers' ResourceSlices, allocated devices, a node, claims. Out: an allocation for each claim, or none
 //! for any. Upstream: `k8s.io/dynamic-resource-allocation/structured`.
 //!
 //! Invariants: pure; the same question has the same answer (pools by name, slices by name, devices in
@@ -33,8 +33,8 @@ pub use selectors::Selectors;
 
 /// Of one claim. Upstream: `AllocationResultsMaxSize`.
 const MOST_RESULTS: usize = 32;
-/// Devices that are looked at for one node before the search is given up, unless a file says for how
-/// long: whoever decides holds up all other decisions.
+/// The number of devices that the search tries for one node, unless the configuration sets a timeout:
+/// a long search delays all other pods.
 const MOST_STEPS: usize = 100_000;
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -92,7 +92,7 @@ impl Taken {
     }
 }
 
-/// What there is to give.
+/// The devices that can be allocated.
 #[derive(Clone, Debug, Default)]
 pub struct World {
     pub slices: Vec<Arc<ResourceSlice>>,
@@ -116,7 +116,7 @@ impl Default for Limit {
 }
 
 impl Limit {
-    /// As a configuration file says it; `None`: for ever.
+    /// From the configuration file; `None`: no timeout.
     pub fn of(time: Option<Duration>) -> Self {
         Self { steps: usize::MAX, time }
     }
@@ -135,7 +135,7 @@ pub enum Failure {
     /// A claim or a class is wrong, whichever node it is.
     #[error("{0}")]
     Broken(String),
-    /// What is offered to this node is.
+    /// The pools of this node.
     #[error("invalid resource pools were encountered")]
     InvalidPools,
     #[error("timed out trying to allocate devices")]

@@ -1,4 +1,4 @@
-//! What is written down about what was found: results, configuration, where it can be used.
+//! The allocation result: devices, configuration, and the nodes that can use them.
 
 use k8s_openapi::api::core::v1::{NodeSelector, NodeSelectorRequirement, NodeSelectorTerm};
 use k8s_openapi::api::resource::v1::{

@@ -41,7 +41,7 @@ impl Ask {
         self.sub.as_deref().unwrap_or(&self.base)
     }
 
-    /// Is this request among these? A request stands for its alternatives; none for all.
+    /// Whether this request is in the list. A request includes its alternatives; an empty list means all.
     pub fn is_one_of(&self, requests: Option<&Vec<String>>) -> bool {
         let requests = requests.map_or(&[][..], Vec::as_slice);
         requests.is_empty() || requests.iter().any(|one| *one == self.base || *one == self.name())

@@ -97,7 +97,7 @@ fn along(shape: &[(i64, i64)], share: i64) -> i64 {
     shape.last().map_or(0, |(_, score)| scaled(*score))
 }
 
-/// How much the pod evens out what is taken of the node: 75 if nothing changes.
+/// How much the pod balances the node's used resources: 75 if nothing changes.
 pub fn balance(resources: &[ResourceWeight], pod: &PodInfo, node: &NodeInfo) -> i64 {
     let all = resources.iter().filter_map(|one| taken(&one.name, pod, node, true));
     let with_pod = evenness(all.clone().map(|one| (one.with_pod, one.capacity)));

@@ -8,13 +8,13 @@ use http::Method;
 use serde_json::json;
 
 use crate::error::BindError;
-use crate::framework::{Bind, Points, Row};
+use crate::framework::{Bind, ExtensionPoints, Row};
 use crate::pod::PodInfo;
 
 pub const ROW: Row = Row {
     name: "DefaultBinder",
     weight: 0,
-    build: |handle| Points {
+    build: |handle| ExtensionPoints {
         bind: Some(Arc::new(DefaultBinder { client: handle.client.clone() })),
         ..Default::default()
     },

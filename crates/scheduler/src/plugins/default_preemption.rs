@@ -12,7 +12,7 @@ use jiff::Timestamp;
 use machinery::selector::Selector;
 
 use crate::cluster::Cluster;
-use crate::framework::{Diagnosis, Framework, Points, PostFilter, PostFiltered, Row};
+use crate::framework::{Diagnosis, ExtensionPoints, Framework, PostFilter, PostFiltered, Row};
 use crate::node::NodeInfo;
 use crate::objects::Objects;
 use crate::pod::PodInfo;
@@ -26,7 +26,7 @@ pub const ROW: Row = Row {
             least: handle.args.min_candidates,
             objects: handle.objects.clone(),
         };
-        Points { post_filter: Some(Arc::new(plugin)), ..Default::default() }
+        ExtensionPoints { post_filter: Some(Arc::new(plugin)), ..Default::default() }
     },
     hint: super::hints::never,
 };

@@ -1,4 +1,4 @@
-//! Devices that have to be made ready before a pod that has them can be bound: their conditions.
+//! Binding conditions: devices that must be ready before their pod is bound.
 //! Upstream: `isClaimReadyForBinding`, `isClaimTimeout`.
 
 use std::time::Duration;
@@ -16,7 +16,7 @@ fn results(claim: &ResourceClaim) -> impl Iterator<Item = &DeviceRequestAllocati
     results.filter(|one| one.binding_conditions.as_ref().is_some_and(|all| !all.is_empty()))
 }
 
-/// Are all devices ready? An error says that one never will be.
+/// Whether all devices are ready. An error means that a device will never be ready.
 pub fn is_ready(claim: &ResourceClaim) -> Result<bool, BindError> {
     for result in results(claim) {
         let known = claim.status.iter().flat_map(|status| status.devices.iter().flatten());
@@ -47,7 +47,7 @@ pub fn is_ready(claim: &ResourceClaim) -> Result<bool, BindError> {
     Ok(true)
 }
 
-/// Has the claim waited for its devices for longer than that?
+/// Whether the claim has waited for its devices for longer than `longest`.
 pub fn is_overdue(claim: &ResourceClaim, longest: Duration) -> bool {
     let since = allocation(claim).and_then(|one| one.allocation_timestamp.as_ref());
     results(claim).next().is_some()

@@ -1,8 +1,8 @@
-//! Pods go where the devices are that their claims ask for, or have.
+//! Schedules pods to nodes with the devices of their ResourceClaims.
 //!
-//! Filter finds devices on a node for all claims that have none; Reserve keeps those of the node that
-//! was chosen; PreBind writes them down, and that the pod uses the claims. Extended resources that
-//! classes stand for are one claim more (`extended_claim.rs`). Upstream: `dynamicresources`.
+//! Filter finds devices on a node for all claims that have none; Reserve keeps the devices of the
+//! chosen node; PreBind writes the allocations and the pod's reservations. Extended resources that
+//! DeviceClasses provide are one more claim (`extended_claim.rs`). Upstream: `dynamicresources`.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -25,9 +25,9 @@ use crate::cluster::Cluster;
 use crate::devices::{self, Failure, Limit, Place, Selectors, World};
 use crate::error::BindError;
 use crate::framework::{
-    ClusterEvent, CycleState, Diagnosis, Filter, Framework, Next, Points, PostBind, PostFilter,
-    PostFiltered, PreBind, PreEnqueue, PreFilter, PreScore, Rejection, Reserve, Row, Score,
-    normalize,
+    ClusterEvent, CycleState, Diagnosis, ExtensionPoints, Filter, Framework, Next, PostBind,
+    PostFilter, PostFiltered, PreBind, PreEnqueue, PreFilter, PreScore, Rejection, Reserve, Row,
+    Score, normalize,
 };
 use crate::node::NodeInfo;
 use crate::pod::{ClaimName, PodInfo};
@@ -47,7 +47,7 @@ pub const ROW: Row = Row {
     name: NAME,
     weight: 2,
     build: |handle| {
-        let Some(objects) = handle.objects.clone() else { return Points::default() };
+        let Some(objects) = handle.objects.clone() else { return ExtensionPoints::default() };
         let plugin = Arc::new(DynamicResources {
             client: handle.client.clone(),
             claims: objects.claims,
@@ -57,7 +57,7 @@ pub const ROW: Row = Row {
             patience: handle.args.binding_timeout.unwrap_or(PATIENCE),
             longest: handle.args.binding_timeout.unwrap_or(LONGEST),
         });
-        Points {
+        ExtensionPoints {
             pre_enqueue: Some(plugin.clone()),
             pre_filter: Some(plugin.clone()),
             filter: Some(plugin.clone()),
@@ -290,7 +290,7 @@ impl Filter for DynamicResources {
 }
 
 impl PostFilter for DynamicResources {
-    /// A claim that nobody uses can be freed if that is where it keeps the pod from.
+    /// Deallocates an unused claim if its allocation keeps the pod from all nodes.
     fn post_filter(
         &self,
         _: &Framework,
@@ -418,7 +418,7 @@ impl PreBind for DynamicResources {
         })
     }
 
-    /// Others may have the claims; what they hold stays with them.
+    /// Other pods may use the claims too; only this pod's reservation is removed.
     fn take_back<'a>(&'a self, pod: &'a PodInfo, _: &'a str) -> BoxFuture<'a, ()> {
         Box::pin(async move {
             if !wants_devices(pod) {
@@ -446,7 +446,7 @@ impl PostBind for DynamicResources {
 }
 
 impl DynamicResources {
-    /// Writes what was decided, and that the pod uses the claim.
+    /// Writes the allocation and the pod's reservation.
     async fn write(&self, pod: &PodInfo, claim: &ResourceClaim) -> Result<(), BindError> {
         let allocation = self.claims.decided(claim);
         let api: Api<ResourceClaim> = self.client.api(Some(&pod.key.namespace));
@@ -455,7 +455,7 @@ impl DynamicResources {
         let refused = Mutex::new(None);
         let (api, allocation, first, refused) = (&api, &allocation, &first, &refused);
         let written = retry_on_conflict(|| async move {
-            // After a conflict, the claim as it is now.
+            // After a conflict, reads the current claim.
             let known = first.lock().expect("taking does not panic").take();
             let claim = match known {
                 Some(claim) => claim,
@@ -527,7 +527,7 @@ fn waits(allocation: &AllocationResult) -> bool {
     results.any(|one| one.binding_conditions.as_ref().is_some_and(|all| !all.is_empty()))
 }
 
-/// The claim as the pod needs it. Pure but for the time.
+/// Adds the allocation and the reservation to the claim. Pure except for the time.
 fn reserved(
     mut claim: ResourceClaim,
     pod: &PodInfo,

@@ -1,7 +1,7 @@
 //! The special claim of a pod whose extended resources are devices.
 //!
 //! ```text
-//! PreFilter  which resources classes stand for; one left over from an earlier attempt is in the way
+//! PreFilter  which resources classes provide; one left over from an earlier attempt is in the way
 //! Filter     what this node does not offer itself becomes a claim in memory, for this node
 //! Reserve    the devices are decided, the claim is promised
 //! PreBind    the claim is written: created, allocated, reserved; the pod's status names it
@@ -36,7 +36,7 @@ pub enum Extended {
     /// A claim of an earlier attempt is still there: what it has may not do any more.
     Stale(Arc<ResourceClaim>),
     /// The class of each resource that has one.
-    Backed(BTreeMap<String, BindError>),
+    Backed(BTreeMap<String, String>),
 }
 
 /// A claim for one node, before the API knows it.
@@ -49,7 +49,7 @@ pub struct Promise {
 }
 
 impl Extended {
-    /// `None`: no class stands for anything that the pod asks for.
+    /// `None`: no class provides a resource that the pod requests.
     pub fn of(claims: &Claims, pod: &PodInfo) -> Option<Self> {
         if pod.extended.is_empty() {
             return None;
@@ -99,7 +99,7 @@ impl Extended {
     }
 }
 
-/// Its uid stands for it until the API gives it one.
+/// It has this uid until the API sets one.
 fn metadata(pod: &PodInfo) -> ObjectMeta {
     let owner = OwnerReference {
         api_version: "v1".into(),
@@ -134,7 +134,7 @@ impl Promises {
         self.all().insert(pod.uid.clone(), promise);
     }
 
-    /// It is kept, or not to be kept any more.
+    /// The promise is fulfilled or given up.
     pub fn end(&self, pod: &PodInfo) {
         self.all().remove(&pod.uid);
     }
@@ -165,7 +165,7 @@ impl Promises {
         Ok(Some(created))
     }
 
-    /// Writes into the pod's status which container has what of the claim.
+    /// Writes the containers' requests of the claim into the pod's status.
     pub async fn tell(&self, client: &Client, pod: &PodInfo, claim: &str) -> Result<(), BindError> {
         let mappings = self.all().get(&pod.uid).map(|one| one.mappings.clone());
         let patch = json!({"metadata": {"uid": pod.uid}, "status": {"extendedResourceClaimStatus":
@@ -179,7 +179,7 @@ impl Promises {
         })
     }
 
-    /// Deletes what was created for a pod that is not bound after all.
+    /// Deletes the claim of a pod that was not bound.
     pub async fn take_back(&self, client: &Client, pod: &PodInfo) {
         let created = self.all().get(&pod.uid).and_then(|promise| promise.created.clone());
         if let Some(name) = created {
@@ -188,7 +188,7 @@ impl Promises {
     }
 }
 
-/// Deletes a claim that may be held, whatever it has.
+/// Deletes a claim, its finalizer included.
 pub async fn delete(client: &Client, namespace: &str, name: &str) {
     let api: &Api<ResourceClaim> = &client.api(Some(namespace));
     let freed = retry_on_conflict(|| async move {

@@ -5,7 +5,7 @@
 //! `QueueingHintFn`s of the plugins, `EventsToRegister`.
 //!
 //! Invariants: a plugin's hint looks at what that plugin looks at, and no more: whichever plugin
-//! rejected a node, only its own change of mind helps there. Where a hint cannot know it says yes: a pod
+//! rejected a node, only its own new answer can help there. Where a hint cannot know it says yes: a pod
 //! that is not woken waits for minutes.
 
 use crate::framework::ClusterEvent;

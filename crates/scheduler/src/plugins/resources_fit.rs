@@ -1,6 +1,6 @@
-//! A node must have room for what a pod asks; emptier nodes score higher, or fuller ones, by the
-//! profile's strategy. What the node does not offer itself, but a class of devices stands for, is
-//! DynamicResources' business.
+//! A node must have room for the pod's requests; emptier or fuller nodes score higher, by the
+//! profile's strategy. DynamicResources handles the resources that the node lacks and a DeviceClass
+//! provides.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -11,7 +11,7 @@ use crate::cluster::Cluster;
 use crate::config::Scoring;
 use crate::extended::CLASS_PREFIX;
 use crate::framework::{
-    ClusterEvent, CycleState, Filter, Next, Points, PreFilter, Rejection, Row, Score,
+    ClusterEvent, CycleState, ExtensionPoints, Filter, Next, PreFilter, Rejection, Row, Score,
 };
 use crate::node::NodeInfo;
 use crate::pod::PodInfo;
@@ -30,7 +30,7 @@ pub const ROW: Row = Row {
             ignored_groups: args.ignored_groups.clone(),
             claims: handle.objects.clone().map(|objects| objects.claims),
         });
-        Points {
+        ExtensionPoints {
             pre_filter: Some(plugin.clone()),
             filter: Some(plugin.clone()),
             score: Some(plugin),
@@ -96,7 +96,7 @@ struct Fit {
     claims: Option<Claims>,
 }
 
-/// The resources of a pod that classes of devices stand for.
+/// The resources of a pod that DeviceClasses provide.
 struct Backed(BTreeSet<String>);
 
 impl PreFilter for Fit {

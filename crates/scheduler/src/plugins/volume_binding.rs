@@ -19,7 +19,7 @@ use crate::capacity::{self, Room};
 use crate::cluster::Cluster;
 use crate::error::BindError;
 use crate::framework::{
-    ClusterEvent, CycleState, Filter, Next, Points, PreBind, PreFilter, Rejection, Row,
+    ClusterEvent, CycleState, ExtensionPoints, Filter, Next, PreBind, PreFilter, Rejection, Row,
 };
 use crate::node::NodeInfo;
 use crate::pod::PodInfo;
@@ -36,13 +36,13 @@ pub const ROW: Row = Row {
     name: NAME,
     weight: 0,
     build: |handle| {
-        let Some(volumes) = handle.volumes.clone() else { return Points::default() };
+        let Some(volumes) = handle.volumes.clone() else { return ExtensionPoints::default() };
         let plugin = Arc::new(VolumeBinding {
             client: handle.client.clone(),
             volumes,
             timeout: handle.args.bind_timeout,
         });
-        Points {
+        ExtensionPoints {
             pre_filter: Some(plugin.clone()),
             filter: Some(plugin.clone()),
             pre_bind: Some(plugin),
@@ -86,7 +86,7 @@ fn is_bound(claim: &PersistentVolumeClaim) -> bool {
         && named.is_some_and(|name| !name.is_empty())
 }
 
-fn fits(volume: &PersistentVolume, node: &str, labels: &BTreeMap<String, BindError>) -> bool {
+fn fits(volume: &PersistentVolume, node: &str, labels: &BTreeMap<String, String>) -> bool {
     let affinity = volume.spec.as_ref().and_then(|spec| spec.node_affinity.as_ref());
     let required = affinity.and_then(|affinity| affinity.required.as_ref());
     required.is_none_or(|required| selector::matches(required, node, labels))
@@ -150,7 +150,7 @@ impl VolumeBinding {
         free: &'a [Arc<PersistentVolume>],
         claim: &PersistentVolumeClaim,
         node: &str,
-        labels: &BTreeMap<String, BindError>,
+        labels: &BTreeMap<String, String>,
         taken: &[&Arc<PersistentVolume>],
     ) -> Option<&'a Arc<PersistentVolume>> {
         let usable: Vec<_> = free
@@ -260,7 +260,7 @@ impl PreBind for VolumeBinding {
 }
 
 impl VolumeBinding {
-    /// Whoever writes the reference has the volume.
+    /// Writes the claim's reference into the volume. The first writer gets the volume.
     async fn reserve(
         &self,
         volume: &PersistentVolume,

@@ -76,7 +76,7 @@ struct State {
 }
 
 /// A device, with its NUMA nodes.
-pub struct Told {
+pub struct DeviceInfo {
     pub resource: String,
     pub id: String,
     pub nodes: Vec<i64>,
@@ -303,7 +303,7 @@ impl DevicePlugins {
     }
 
     /// The devices of one container.
-    pub fn of_container(&self, pod: &str, container: &str) -> Vec<Told> {
+    pub fn of_container(&self, pod: &str, container: &str) -> Vec<DeviceInfo> {
         let mut all: BTreeMap<(String, String), Vec<i64>> = BTreeMap::new();
         let state = self.state();
         // A device whose plugin has not answered yet is not allocated.
@@ -316,14 +316,15 @@ impl DevicePlugins {
                 }
             }
         }
-        let told = all.into_iter().map(|((resource, id), nodes)| Told { resource, id, nodes });
+        let told =
+            all.into_iter().map(|((resource, id), nodes)| DeviceInfo { resource, id, nodes });
         told.collect()
     }
 
     /// All healthy devices, allocated or not.
-    pub fn healthy(&self) -> Vec<Told> {
+    pub fn healthy(&self) -> Vec<DeviceInfo> {
         let state = self.state();
-        let all = state.table.healthy().into_iter().map(|(resource, id, device)| Told {
+        let all = state.table.healthy().into_iter().map(|(resource, id, device)| DeviceInfo {
             resource: resource.clone(),
             id: id.clone(),
             nodes: device.nodes.clone(),

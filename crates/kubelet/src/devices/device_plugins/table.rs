@@ -38,12 +38,12 @@ pub struct Device {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Standing {
+enum PluginState {
     Live,
     Stopped(Instant),
     Gone,
     /// Like `Gone`, and the node's status says so.
-    Told,
+    Reported,
 }
 
 /// The parts of the state that a new list changed.
@@ -60,12 +60,12 @@ struct Resource {
     devices: BTreeMap<String, Device>,
     /// The current plugin has sent its list.
     is_listed: bool,
-    standing: Standing,
+    standing: PluginState,
 }
 
 impl Resource {
     fn counts(&self) -> bool {
-        !matches!(self.standing, Standing::Gone | Standing::Told)
+        !matches!(self.standing, PluginState::Gone | PluginState::Reported)
     }
 
     fn healthy(&self) -> BTreeSet<String> {
@@ -117,7 +117,7 @@ pub struct Table {
 impl Table {
     /// The table of an earlier kubelet: resources have no devices until their plugins list them.
     pub fn restored(names: Vec<String>, pods: BTreeMap<String, OfPod>, now: Instant) -> Self {
-        let standing = Standing::Stopped(now);
+        let standing = PluginState::Stopped(now);
         let empty = Resource { devices: BTreeMap::new(), is_listed: false, standing };
         Self { resources: names.into_iter().map(|name| (name, empty.clone())).collect(), pods }
     }
@@ -144,7 +144,7 @@ impl Table {
         let fresh = Resource {
             devices: devices.into_iter().map(one).collect(),
             is_listed: true,
-            standing: Standing::Live,
+            standing: PluginState::Live,
         };
         if self.resources.get(resource) == Some(&fresh) {
             return News::default();
@@ -170,22 +170,22 @@ impl Table {
     /// Marks the resource's plugin as connected; its devices are not known yet.
     pub fn connected(&mut self, resource: &str) {
         if let Some(known) = self.resources.get_mut(resource) {
-            known.standing = Standing::Live;
+            known.standing = PluginState::Live;
         }
     }
 
     pub fn stopped(&mut self, resource: &str, now: Instant) {
         let known = self.resources.get_mut(resource);
         // A plugin that has stopped already keeps its time.
-        if let Some(known) = known.filter(|known| known.standing == Standing::Live) {
+        if let Some(known) = known.filter(|known| known.standing == PluginState::Live) {
             known.is_listed = false;
-            known.standing = Standing::Stopped(now);
+            known.standing = PluginState::Stopped(now);
         }
     }
 
     pub fn is_stopped(&self, resource: &str) -> bool {
         let known = self.resources.get(resource);
-        known.is_some_and(|known| known.standing != Standing::Live)
+        known.is_some_and(|known| known.standing != PluginState::Live)
     }
 
     /// The node's amounts, and whether a resource has just gone.
@@ -193,16 +193,16 @@ impl Table {
         let mut out = Amounts::default();
         let mut has_gone = false;
         for (name, one) in &mut self.resources {
-            if let Standing::Stopped(since) = one.standing
+            if let PluginState::Stopped(since) = one.standing
                 && now.duration_since(since) > GRACE
             {
-                one.standing = Standing::Gone;
+                one.standing = PluginState::Gone;
                 has_gone = true;
             }
-            if one.standing == Standing::Told {
+            if one.standing == PluginState::Reported {
                 continue;
             }
-            let all = if one.standing == Standing::Gone { 0 } else { one.devices.len() };
+            let all = if one.standing == PluginState::Gone { 0 } else { one.devices.len() };
             out.capacity.insert(name.clone(), all as i64);
             out.allocatable.insert(name.clone(), one.healthy().len() as i64);
         }
@@ -212,8 +212,8 @@ impl Table {
     /// Records that the node's status no longer has amounts of resources that are gone.
     pub fn told(&mut self, is_none: impl Fn(&str) -> bool) {
         for (name, one) in &mut self.resources {
-            if one.standing == Standing::Gone && is_none(name) {
-                one.standing = Standing::Told;
+            if one.standing == PluginState::Gone && is_none(name) {
+                one.standing = PluginState::Reported;
             }
         }
     }

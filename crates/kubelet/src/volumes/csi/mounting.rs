@@ -5,7 +5,7 @@
 //!  subpaths undone ─► unpublished ─► unstaged (by the last pod) ─► forgotten
 //! ```
 //!
-//! In: an [`Order`]. Out: the mounted volume, or an event's text.
+//! In: an [`MountRequest`]. Out: the mounted volume, or an event's text.
 //! Invariants: repeating a step changes nothing, also after a restart, because drivers' calls are
 //! idempotent. A volume keeps its record while a driver may still work on it.
 //! Upstream: `csi_mounter.go`, `csi_attacher.go`, `expander.go`.
@@ -31,7 +31,7 @@ use super::record::{self, EPHEMERAL, PERSISTENT, VolumeData};
 use super::{Csi, PLUGIN, Use, unique_name};
 use crate::names;
 use crate::pod::input::{Inputs, told_to_stop};
-use crate::pod::objects::{Objects, TokenOrder};
+use crate::pod::objects::{Objects, TokenSpec};
 use crate::reason::Reason;
 use crate::volumes::PodDir;
 use crate::volumes::ownership;
@@ -56,7 +56,7 @@ pub enum Origin<'a> {
 }
 
 /// A mount request.
-pub struct Order<'a> {
+pub struct MountRequest<'a> {
     pub pod: &'a Pod,
     pub dir: &'a PodDir,
     /// The volume's name in the pod.
@@ -87,7 +87,7 @@ struct Spec {
 }
 
 impl Spec {
-    fn of(order: &Order<'_>) -> Result<Self, Reason> {
+    fn of(order: &MountRequest<'_>) -> Result<Self, Reason> {
         match order.origin {
             Origin::Inline(source) => Ok(Self::inline(order, source)),
             Origin::Persistent { volume, read_only } => {
@@ -98,7 +98,7 @@ impl Spec {
         }
     }
 
-    fn inline(order: &Order<'_>, source: &CSIVolumeSource) -> Self {
+    fn inline(order: &MountRequest<'_>, source: &CSIVolumeSource) -> Self {
         let home = names::namespace(order.pod).to_string();
         let secret = source.node_publish_secret_ref.as_ref();
         Self {
@@ -245,7 +245,7 @@ fn group_of(pod: &Pod) -> Option<i64> {
 impl Csi {
     /// Mounts a volume into a pod, and says whether this process had not mounted it before. Repeating it
     /// is harmless.
-    pub async fn mount(&self, order: &Order<'_>) -> Result<(Mounted, bool), Reason> {
+    pub async fn mount(&self, order: &MountRequest<'_>) -> Result<(Mounted, bool), Reason> {
         let spec = Spec::of(order)?;
         let object = self.object(&spec.driver).await;
         let about = object.as_ref().map(|object| &object.spec);
@@ -320,7 +320,7 @@ impl Csi {
     /// Waits until the volume is attached, and returns the attacher's metadata.
     async fn attached(
         &self,
-        order: &Order<'_>,
+        order: &MountRequest<'_>,
         spec: &Spec,
     ) -> Result<BTreeMap<String, String>, Reason> {
         let unique = spec.unique();
@@ -408,7 +408,7 @@ impl Csi {
     #[expect(clippy::too_many_arguments, reason = "the call has as many fields")]
     async fn publish(
         &self,
-        order: &Order<'_>,
+        order: &MountRequest<'_>,
         spec: &Spec,
         about: Option<&CSIDriverSpec>,
         site: Site<'_>,
@@ -461,7 +461,7 @@ impl Csi {
     }
 
     /// Expands a volume to its PersistentVolume's size; false if the driver need not be called.
-    pub async fn expand(&self, order: &Order<'_>, bytes: i64) -> Result<bool, CsiError> {
+    pub async fn expand(&self, order: &MountRequest<'_>, bytes: i64) -> Result<bool, CsiError> {
         let spec = Spec::of(order)?;
         let _turn = self.turns.take(&spec.unique()).await;
         let driver = self.driver(&spec.driver)?;
@@ -622,7 +622,7 @@ fn pod_info(pod: &Pod, mode: &str) -> BTreeMap<String, String> {
 
 /// The service account tokens that the CSIDriver requests, as one attribute.
 async fn tokens(
-    order: &Order<'_>,
+    order: &MountRequest<'_>,
     about: Option<&CSIDriverSpec>,
 ) -> Result<BTreeMap<String, String>, CsiError> {
     let requests = about.and_then(|about| about.token_requests.as_deref()).unwrap_or_default();
@@ -633,7 +633,7 @@ async fn tokens(
     for request in requests {
         let audience = Some(request.audience.as_str()).filter(|text| !text.is_empty());
         let seconds = request.expiration_seconds.unwrap_or(3600);
-        let wanted = TokenOrder::of(order.pod, audience, seconds);
+        let wanted = TokenSpec::of(order.pod, audience, seconds);
         let token = order.objects.token(&wanted).await?;
         let expires = Timestamp::from_second(token.expires.as_second()).unwrap_or(token.expires);
         let status = json!({"token": token.text, "expirationTimestamp": expires.to_string()});

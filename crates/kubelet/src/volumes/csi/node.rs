@@ -17,6 +17,7 @@ use machinery::{ObjectMeta, OwnerReference};
 use serde_json::json;
 
 use super::Csi;
+use super::error::CsiError;
 use super::messages::NodeInfo;
 
 const IDS: &str = "csi.volume.kubernetes.io/nodeid";
@@ -52,7 +53,7 @@ fn entry(name: &str, info: &NodeInfo) -> CSINodeDriver {
 
 /// The annotation with this driver's id added, or removed; `None`: nothing changes.
 fn ids(known: Option<&String>, driver: &str, id: Option<&str>) -> Option<Option<String>> {
-    let old: BTreeMap<String, CsiError> =
+    let old: BTreeMap<String, String> =
         known.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
     let mut new = old.clone();
     match id {
@@ -107,7 +108,7 @@ impl Csi {
         &self,
         driver: &str,
         id: Option<&str>,
-        topology: BTreeMap<String, CsiError>,
+        topology: BTreeMap<String, String>,
     ) -> Result<(), CsiError> {
         let nodes: Api<Node> = self.client.api(None);
         let node = nodes.get(&self.node_name).await?;

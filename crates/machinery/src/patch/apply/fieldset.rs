@@ -1,4 +1,4 @@
-//! Sets of fields: what somebody owns.
+//! Sets of fields, as managers own them.
 //!
 //! `{"f:spec":{"f:replicas":{},"f:ports":{".":{},"k:{\"port\":80}":{"f:name":{}}}}}` has the members
 //! `.spec.replicas`, `.spec.ports` and `.spec.ports[port=80].name`; `.spec` only leads to members.
@@ -69,7 +69,7 @@ impl Set {
         }
     }
 
-    /// Puts nodes in their order that came in another: texts are not in the order of what they stand for.
+    /// Sorts the nodes. The order of the texts differs from the order of the elements.
     fn sort(&mut self) {
         if self.0.is_sorted_by(|a, b| a.element < b.element) {
             return;
@@ -107,12 +107,12 @@ impl Set {
         }
     }
 
-    /// What is below an element, if anything is.
+    /// The set below an element, if there is one.
     pub fn below(&self, element: &Element) -> Option<&Self> {
         self.node(element).map(|node| &node.below).filter(|below| !below.is_empty())
     }
 
-    /// Element, membership, and what is below.
+    /// Element, membership, and the set below.
     pub(super) fn nodes(&self) -> impl Iterator<Item = (&Element, bool, &Self)> {
         self.0.iter().map(|node| (&node.element, node.member, &node.below))
     }
@@ -135,7 +135,7 @@ impl Set {
         self.combine_with(other, &Combine { left: false, right: false, member: |a, b| a && b })
     }
 
-    /// Without the members of the other; what is below a member stays.
+    /// Without the members of the other set; the fields below a member stay.
     pub fn difference(self, other: &Self) -> Self {
         if self.is_empty() || other.is_empty() {
             return self;
@@ -201,7 +201,7 @@ impl Set {
         Self(self.0.into_iter().filter_map(keep).collect())
     }
 
-    /// Only what a pattern leads to, and what is on the way; `*` is any element.
+    /// Keeps the fields of a pattern and their parents; `*` matches any element.
     pub(super) fn only(self, patterns: &[&[&str]]) -> Self {
         if patterns.iter().any(|pattern| pattern.is_empty()) {
             return self;
@@ -266,7 +266,7 @@ impl Set {
         Ok(Self::read(fields)?.1)
     }
 
-    /// Is the place itself a member, and what is below?
+    /// Whether the path itself is a member, and the set below it.
     fn read(fields: &Value) -> Result<(bool, Self), FieldsError> {
         let fields = match fields {
             Value::Object(fields) => fields,

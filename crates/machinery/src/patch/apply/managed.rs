@@ -19,7 +19,7 @@ use super::validate::misfit;
 use super::walk::{Comparison, extract};
 use super::{FieldsError, Resets, Set};
 
-/// Who owns what was there before anybody applied.
+/// The owner of fields that were set before the first apply.
 const BEFORE_FIRST_APPLY: &str = "before-first-apply";
 /// The applier that takes over from client-side apply.
 const KUBECTL: &str = "kubectl";
@@ -32,7 +32,7 @@ fn nothing<'x, N: Node + 'x>() -> &'x N {
     &N::zeros()[0]
 }
 
-/// Fields that are nobody's.
+/// Fields without an owner.
 static STRIPPED: LazyLock<Set> = LazyLock::new(|| {
     let metadata = [
         "name",
@@ -54,7 +54,7 @@ static STRIPPED: LazyLock<Set> = LazyLock::new(|| {
 /// The versions that a kind is served in.
 pub trait Versions {
     fn type_of(&self, api_version: &str) -> TypeRef;
-    /// The tree in another version; `None`: nobody serves that any more.
+    /// The tree in another version; `None` if that version is no longer served.
     fn convert(&self, tree: &Value, from: &str, to: &str) -> Result<Option<Value>, FieldsError>;
     fn resets(&self) -> Resets;
 }
@@ -100,7 +100,7 @@ impl Write<'_> {
     ) -> Result<Vec<ManagedFieldsEntry>, FieldsError> {
         let stored = before.map_or(&[][..], |(_, entries)| entries);
         let managers = self.decoded(stored, sent);
-        // Ownership that was thrown away stays so until somebody applies.
+        // Removed ownership comes back only with the next apply.
         if managers.is_empty() && before.is_some() {
             return Ok(vec![]);
         }
@@ -154,8 +154,8 @@ impl Write<'_> {
         Ok(managers)
     }
 
-    /// Takes from all managers but `own` what changed and what is gone; what changed, in the version
-    /// of the request, is the answer. Without `force` what others own is a conflict.
+    /// Removes changed and deleted fields from all managers but `own`, and returns the changes in the
+    /// version of the request. Without `force`, fields of other managers are conflicts.
     fn take_over<N: Node>(
         &self,
         before: &N,
@@ -300,14 +300,14 @@ impl Write<'_> {
                 managers.fields.remove(&manager);
             }
         }
-        // Who applies what is there already comes to own it at no time in particular.
+        // An apply that changes nothing gets no time.
         if !equal(live, &object) {
             managers.times.insert(manager, self.now.clone());
         }
         Ok((object, managers))
     }
 
-    /// Takes out what the manager applied last time and no more, and nobody else owns.
+    /// Removes the fields that the manager applied last time, does not apply now, and that no other manager owns.
     fn pruned(
         &self,
         merged: Value,
@@ -425,7 +425,7 @@ fn set_last_applied(object: &mut Value, configuration: &Value) {
     }
 }
 
-/// The set as the type has it now: what is below something atomic becomes that.
+/// The set in the current type: fields below an atomic field become that field.
 fn reconciled(set: Set, of: &Type) -> Set {
     let mut out = Set::EMPTY;
     for (element, member, below) in set.into_nodes() {
@@ -457,7 +457,7 @@ fn is_atomic(of: &Type) -> bool {
     }
 }
 
-/// Nothing is known of what is in such a map.
+/// The type does not describe the fields of such a map.
 fn is_deduced(map: &MapType) -> bool {
     map.fields.is_empty() && matches!(map.rest, Some(TypeRef::Deduced))
 }

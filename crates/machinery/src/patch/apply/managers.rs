@@ -1,6 +1,6 @@
 //! `metadata.managedFields` and what it means: who owns which fields, in which version, since when.
 //!
-//! Invariant: what is read is what is written, but for entries of versions that are gone.
+//! Invariant: encoding decoded entries gives the same entries, except those of versions that no longer exist.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -30,7 +30,7 @@ impl Operation {
     }
 }
 
-/// Who owns fields. Appliers are one over all versions, updaters one per version.
+/// An owner of fields. An applier is one manager for all versions, an updater one for each version.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Manager {
     pub name: String,
@@ -220,7 +220,7 @@ pub fn is_reset(entries: Option<&[ManagedFieldsEntry]>) -> bool {
     }
 }
 
-/// A field that somebody else owns and that the applied configuration sets to something else.
+/// A field of another manager, which the applied configuration sets to another value.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Conflict {
     pub manager: Manager,

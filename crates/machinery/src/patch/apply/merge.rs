@@ -9,8 +9,8 @@ use super::types::{Atom, Elements, ListType, MapType, Type};
 use super::walk::element_of;
 use super::{FieldsError, Set};
 
-/// The object with what is applied on top. Lists keep their order; what is new comes where the
-/// applied list has it.
+/// The object with the applied configuration on top. Lists keep their order; new elements come where the
+/// applied list has them.
 pub fn merge(live: &Value, applied: &Value, of: &Type) -> Result<Value, FieldsError> {
     let merged = merged(Some(live), Some(applied), of)?;
     Ok(merged.unwrap_or_else(|| Value::Object(Map::new())))
@@ -58,7 +58,7 @@ fn merged_maps(
     for (name, value) in old.into_iter().flatten() {
         let applied = new.and_then(|new| new.get(name));
         let value = match (applied, map.field(name)) {
-            // Nothing is laid over it.
+            // The configuration does not set it.
             (None, _) => Some(value.clone()),
             (Some(_), Some(of)) => {
                 merged(Some(value), applied, of).map_err(FieldsError::in_field(name))?
@@ -91,7 +91,7 @@ fn merged_lists(old: &[Value], new: &[Value], list: &ListType) -> Result<Vec<Val
         .collect()
     };
     let (ours, theirs) = (elements(old)?, elements(new)?);
-    // Of duplicates none is merged with what is applied.
+    // Duplicates are not merged with applied elements.
     let mut in_old: BTreeMap<&Element, Option<&Value>> = BTreeMap::new();
     for (element, value) in ours.iter().zip(old) {
         in_old.entry(element).and_modify(|value| *value = None).or_insert(Some(value));

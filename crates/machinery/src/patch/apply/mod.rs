@@ -24,12 +24,12 @@ pub use managed::{Applied, ApplyError, Versions, Write};
 pub use node::Node;
 pub use walk::Comparison;
 
-/// Which fields of a write count for nobody, for the server puts them back.
+/// The fields of a write that get no owner, because the server resets them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Resets {
     /// These, and all below them.
     pub excluded: &'static [&'static [&'static str]],
-    /// Where there are any, all but these (and what is below them); `*` is any element.
+    /// If not empty: all fields except these and those below them; `*` is any element.
     pub only: &'static [&'static [&'static str]],
 }
 

@@ -1,4 +1,4 @@
-//! What values may be, and what their parts mean to whoever owns them.
+//! Types of values: their shape, and what their parts mean for ownership.
 //!
 //! In: what a kind's schema says, told once per kind as a [`Type`]. Out: for a value and a type, the
 //! [`Atom`] that decides how to walk it. A type is a tree whose branches may be shared; the two
@@ -50,7 +50,7 @@ pub struct ListType {
     pub element: TypeRef,
 }
 
-/// How elements of a list are told apart.
+/// What identifies the elements of a list.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Elements {
     /// Not at all: the list is owned as a whole.
@@ -80,8 +80,8 @@ pub struct MapType {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Field {
     pub of: TypeRef,
-    /// Is the field there in an empty object already, as Go's structs are that are no pointers? Then
-    /// nobody adds it: `metadata`, `spec`. Never so in custom resources.
+    /// Whether an empty object already has the field, like Go's structs that are no pointers. Then no
+    /// manager adds it: `metadata`, `spec`. Always false for custom resources.
     pub always: bool,
 }
 

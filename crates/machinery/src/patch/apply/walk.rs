@@ -15,7 +15,7 @@ pub fn extract<N: Node>(value: &N, of: &Type) -> Set {
     fields_of(value, of).1
 }
 
-/// Is the place itself a field of its own, and what is below it?
+/// Whether the path itself is a field of its own, and the set below it.
 fn fields_of<N: Node>(value: &N, of: &Type) -> (bool, Set) {
     match (of.atom(Some(value)), value.shape()) {
         (Atom::Scalar(_), _) => (true, Set::EMPTY),
@@ -52,7 +52,7 @@ fn fields_of_list<N: Node>(items: &[N], list: &ListType) -> Set {
     set
 }
 
-/// The elements of a list by what tells them apart; those that cannot be told are left out.
+/// The elements of a list by their identity; elements without an identity are left out.
 fn keyed<'a, N: Node>(items: &'a [N], list: &ListType) -> BTreeMap<Element, Vec<&'a N>> {
     let mut all: BTreeMap<Element, Vec<&N>> = BTreeMap::new();
     for item in items {
@@ -63,7 +63,7 @@ fn keyed<'a, N: Node>(items: &'a [N], list: &ListType) -> BTreeMap<Element, Vec<
     all
 }
 
-/// What tells an element of a list apart.
+/// The identity of an element of a list.
 pub(super) fn element_of<N: Node>(item: &N, list: &ListType) -> Result<Element, FieldsError> {
     let keys = match &list.elements {
         Elements::Atomic => return Err(FieldsError::AtomicList),
@@ -142,7 +142,7 @@ impl Comparison {
     }
 }
 
-/// Compares one place: what is below it goes into `below`, what became of itself is the answer.
+/// Compares one path: changes below it go into `below`, its own change is returned.
 fn compare<N: Node>(
     before: Option<&N>,
     after: Option<&N>,

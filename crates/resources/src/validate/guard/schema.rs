@@ -1,4 +1,4 @@
-//! Where in the schema a place is, and what is wrong with a name that is asked for there.
+//! The schema of a path, and the error for a field name that it does not have.
 //!
 //! In: a kind, and the steps of the rules from there. Out: a panic for a name that the schema does not
 //! have, or, inside [`recorded`], a line for it.

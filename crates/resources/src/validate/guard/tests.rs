@@ -103,7 +103,7 @@ fn branches(definition: Definition) -> usize {
     definition.fields().filter(is_branch).count().max(1)
 }
 
-/// How many rounds reach each branch of what is not an element of a list, which has all of them.
+/// The number of rounds that reach each branch outside of lists. A list has all branches.
 fn rounds(definition: Definition, is_element: bool) -> usize {
     let own = if is_element { 1 } else { branches(definition) };
     let below = definition.fields().filter_map(|field| {
@@ -128,7 +128,7 @@ fn scalar_of(of: &Type) -> Scalar {
     }
 }
 
-/// What is checked of a stored kind.
+/// The checks of a stored kind.
 struct Checked {
     group: String,
     kind: String,
