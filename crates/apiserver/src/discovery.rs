@@ -93,7 +93,7 @@ impl Discovery {
         match documents.by_path.get(path) {
             Some(json) => codec::json(&accept, StatusCode::OK, json.clone()),
             // The rest of a group's paths is routed, and so is what it does not have.
-            None if is_routed(registry, path) => codec::error(&accept, &crate::verbs::no_route()),
+            None if is_routed(registry, path) => codec::error(&accept, &codec::no_route()),
             None => codec::page_not_found(),
         }
     }

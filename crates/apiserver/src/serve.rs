@@ -24,7 +24,7 @@ use crate::authz::{Attributes, Authorizer, Decision};
 use crate::discovery::Discovery;
 use crate::fairness::Fairness;
 use crate::filters::authorization;
-use crate::filters::impersonation::Impersonation;
+use crate::filters::impersonation::modes::Impersonation;
 use crate::health::Health;
 use crate::limiter::{InFlight, Limiter};
 use crate::metrics::{Metrics, family, labels, samples};

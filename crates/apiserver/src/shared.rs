@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use crate::authn::Authenticator;
 use crate::authz::Authorizer;
 use crate::discovery::Discovery;
-use crate::filters::impersonation::Impersonation;
+use crate::filters::impersonation::modes::Impersonation;
 use crate::health::Health;
 use crate::limiter::Limiter;
 use crate::metrics::Metrics;

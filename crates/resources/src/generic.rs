@@ -1,48 +1,28 @@
-//! How every kind behaves: the [`Strategy`] of a [`Kind`], and its Tables.
+//! How every kind behaves: the row of a [`Kind`], its [`Strategy`] and its Tables.
 //!
 //! In: a kind's entries, and its hooks. Out: what the registry asks for. What only one kind does is a
 //! hook of its file; hooks get typed objects.
 
+use std::borrow::Cow;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
 use apiserver::request::RequestContext;
-use apiserver::resource::{Column, Examined, Grace, Strategy, TableConvertor};
-use machinery::Object;
+use apiserver::resource::{
+    Column, Conversion, Examined, Grace, Resource, Settings, Storage, Strategy, TableConvertor,
+};
+use k8s_openapi::Metadata;
 use machinery::field::FieldErrors;
+use machinery::{Object, ObjectMeta};
 use serde_json::Value;
 
-use crate::kind::Kind;
+use crate::Wiring;
+use crate::kind::{Kind, Made};
+#[cfg(test)]
+use crate::kind::{Rules, Warn};
+use crate::row::Row;
 use crate::validate::at::judged;
 use crate::validate::guard::Of;
-
-/// What only one kind does. Every method has a default: most kinds need none.
-pub(crate) trait Hooks<T>: Sync {
-    /// After the status was cleared and gated fields were taken out.
-    fn prepare_create(&self, _ctx: &RequestContext, _object: &mut T) {}
-
-    /// After the other part was kept, and before gated fields are taken out.
-    fn prepare_update(&self, _ctx: &RequestContext, _object: &mut T, _old: &T) {}
-
-    /// See [`Strategy::own_name_errors`].
-    fn own_name_errors(&self, _object: &T) -> Vec<String> {
-        vec![]
-    }
-
-    /// See [`Strategy::grace`].
-    fn grace(&self, _object: &T, _requested: Option<i64>) -> Grace {
-        Grace::None
-    }
-
-    /// See [`Strategy::starts_deleting`].
-    fn starts_deleting(&self, _object: &mut T) {}
-
-    /// See [`Strategy::holds_back_removal`].
-    fn holds_back_removal(&self, _object: &T) -> bool {
-        false
-    }
-}
-
-pub(crate) struct NoHooks;
-
-impl<T> Hooks<T> for NoHooks {}
 
 pub(crate) struct Generic<T: 'static>(pub(crate) &'static Kind<T>);
 
@@ -156,5 +136,122 @@ impl<T: Object> TableConvertor for Generic<T> {
 
     fn row_conditions(&self, object: &dyn Object) -> Vec<Value> {
         (self.0.row_conditions)(object.expect())
+    }
+}
+
+/// A kind of any type: a line of the table.
+pub(crate) trait AnyKind: Sync + 'static {
+    /// The kind's row; without `wiring`, one that says where objects are and how they are defaulted.
+    fn row(&'static self, wiring: Option<&Wiring>) -> Row;
+    fn is_optional(&self) -> bool;
+    /// Whether the kind needs the parts of a running server.
+    fn is_wired(&self) -> bool;
+    #[cfg(test)]
+    fn rules(&self) -> &Rules;
+    #[cfg(test)]
+    fn warnings(&self) -> Option<Warn>;
+}
+
+impl<T: Metadata<Ty = ObjectMeta> + Object> AnyKind for Kind<T> {
+    fn row(&'static self, wiring: Option<&Wiring>) -> Row {
+        self.row_of::<T>(wiring)
+    }
+
+    fn is_optional(&self) -> bool {
+        self.optional
+    }
+
+    fn is_wired(&self) -> bool {
+        self.subresources.iter().any(|sub| matches!(sub.behaviour, Made::Wired(_)))
+    }
+
+    #[cfg(test)]
+    fn rules(&self) -> &Rules {
+        &self.rules
+    }
+
+    #[cfg(test)]
+    fn warnings(&self) -> Option<Warn> {
+        self.warnings
+    }
+}
+
+impl<T: Metadata<Ty = ObjectMeta> + Object> Kind<T> {
+    /// The row that serves the kind as `V`, which is mostly the kind itself.
+    fn row_of<V: Metadata<Ty = ObjectMeta> + 'static>(
+        &'static self,
+        wiring: Option<&Wiring>,
+    ) -> Row {
+        let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        let generic = Arc::new(Generic(self));
+        let row = Row::new::<V>();
+        let prefix = self.storage.map(|prefix| Storage::Stored(prefix.into()));
+        let storage = self.unstored.map(|unstored| unstored()).or(prefix);
+        row.gate(self.gate).with(|row| Resource {
+            short_names: owned(self.short),
+            categories: owned(self.categories),
+            verbs: self.verbs.to_vec(),
+            storage: storage.unwrap_or(row.storage),
+            strategy: generic.clone(),
+            settings: self.settings(),
+            allocator: self.allocator.map(|allocator| allocator(wiring)),
+            fields: self.fields.selectable(self.unknown_field),
+            table: generic,
+            deprecation: Some(self.deprecation.into())
+                .filter(|text: &Cow<'_, str>| !text.is_empty()),
+            subresources: self.subresources.iter().filter_map(|sub| sub.made(wiring)).collect(),
+            ..row
+        })
+    }
+
+    fn settings(&self) -> Settings {
+        Settings {
+            name_errors: self.rules.name,
+            metadata_rules: self.rules.metadata,
+            has_generation: self.generation.is_some(),
+            create_on_update: self.rules.create_on_update,
+            unconditional_update: self.rules.unconditional_update,
+            returns_deleted_object: self.returns_deleted,
+            orphans_by_default: self.orphans,
+            delete_warning: self.delete_warning,
+            error_group: self.error_group,
+            annotation_of_whole_objects: self.annotation_of_whole_objects,
+            ttl_seconds: self.ttl_seconds,
+        }
+    }
+}
+
+/// Another form of a kind: served as `V`, stored as `T`.
+pub(crate) struct Form<T: 'static, V> {
+    pub(crate) kind: Kind<T>,
+    pub(crate) conversion: fn() -> Arc<dyn Conversion>,
+    pub(crate) form: PhantomData<fn() -> V>,
+}
+
+impl<T, V> AnyKind for Form<T, V>
+where
+    T: Metadata<Ty = ObjectMeta> + Object,
+    V: Metadata<Ty = ObjectMeta> + Object,
+{
+    fn row(&'static self, wiring: Option<&Wiring>) -> Row {
+        self.kind.row_of::<V>(wiring).converted_by((self.conversion)())
+    }
+
+    fn is_optional(&self) -> bool {
+        self.kind.optional
+    }
+
+    fn is_wired(&self) -> bool {
+        self.kind.is_wired()
+    }
+
+    #[cfg(test)]
+    fn rules(&self) -> &Rules {
+        &self.kind.rules
+    }
+
+    #[cfg(test)]
+    fn warnings(&self) -> Option<Warn> {
+        self.kind.warnings
     }
 }

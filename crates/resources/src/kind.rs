@@ -6,24 +6,18 @@
 //!
 //! Invariant: a column and its cell are one entry, and so are a selectable field and its value.
 
-use std::borrow::Cow;
-use std::marker::PhantomData;
 use std::sync::Arc;
 
 use apiserver::request::RequestContext;
 use apiserver::resource::{
-    ALL_VERBS, Allocator, Behaviour, CREATED_AT_COLUMN, Conversion, Doc, Examined, FieldValues,
-    MetadataRules, NAME_COLUMN, Resource, SelectableFields, Settings, Storage, Subresource,
-    SubresourceKind,
+    ALL_VERBS, Allocator, Behaviour, CREATED_AT_COLUMN, Doc, Examined, FieldValues, Grace,
+    MetadataRules, NAME_COLUMN, SelectableFields, Storage, Subresource, SubresourceKind,
 };
-use k8s_openapi::Metadata;
 use machinery::field::FieldErrors;
-use machinery::{Object, ObjectMeta, names};
+use machinery::{Object, names};
 use release::features::Feature;
 use serde_json::Value;
 
-use crate::generic::{Generic, Hooks, NoHooks};
-use crate::row::Row;
 use crate::validate::at::{At, NameCheck};
 use crate::{Wiring, print};
 
@@ -60,7 +54,7 @@ pub(crate) struct Kind<T: 'static> {
     pub(crate) deprecation: &'static str,
     /// The group in errors, if it is not the kind's.
     pub(crate) error_group: Option<&'static str>,
-    /// See [`Settings::annotation_of_whole_objects`].
+    /// See [`apiserver::resource::Settings::annotation_of_whole_objects`].
     pub(crate) annotation_of_whole_objects: Option<&'static str>,
     /// Whether a delete answers with the object. Upstream: `ReturnDeletedObject` of the kind's store.
     pub(crate) returns_deleted: bool,
@@ -74,7 +68,7 @@ pub(crate) struct Kind<T: 'static> {
     pub(crate) fields: Fields<T>,
     /// The error for a selector with a field that is not selectable, if it is not the usual one.
     pub(crate) unknown_field: Option<fn(&str) -> String>,
-    /// See [`Settings::ttl_seconds`].
+    /// See [`apiserver::resource::Settings::ttl_seconds`].
     pub(crate) ttl_seconds: fn() -> Option<i64>,
     pub(crate) allocator: Option<fn(Option<&Wiring>) -> Arc<dyn Allocator>>,
     /// The behaviour that only this kind has.
@@ -153,6 +147,37 @@ impl Rules {
 pub(crate) fn any_name(_: &str) -> Vec<String> {
     vec![]
 }
+
+/// What only one kind does. Every method has a default: most kinds need none.
+pub(crate) trait Hooks<T>: Sync {
+    /// After the status was cleared and gated fields were taken out.
+    fn prepare_create(&self, _ctx: &RequestContext, _object: &mut T) {}
+
+    /// After the other part was kept, and before gated fields are taken out.
+    fn prepare_update(&self, _ctx: &RequestContext, _object: &mut T, _old: &T) {}
+
+    /// See [`apiserver::resource::Strategy::own_name_errors`].
+    fn own_name_errors(&self, _object: &T) -> Vec<String> {
+        vec![]
+    }
+
+    /// See [`apiserver::resource::Strategy::grace`].
+    fn grace(&self, _object: &T, _requested: Option<i64>) -> Grace {
+        Grace::None
+    }
+
+    /// See [`apiserver::resource::Strategy::starts_deleting`].
+    fn starts_deleting(&self, _object: &mut T) {}
+
+    /// See [`apiserver::resource::Strategy::holds_back_removal`].
+    fn holds_back_removal(&self, _object: &T) -> bool {
+        false
+    }
+}
+
+pub(crate) struct NoHooks;
+
+impl<T> Hooks<T> for NoHooks {}
 
 /// Access to the spec and the status of a typed kind.
 pub(crate) struct Parts<T> {
@@ -312,7 +337,10 @@ pub(crate) enum Fields<T: 'static> {
 }
 
 impl<T: Object> Fields<T> {
-    fn selectable(&'static self, unknown: Option<fn(&str) -> String>) -> SelectableFields {
+    pub(crate) fn selectable(
+        &'static self,
+        unknown: Option<fn(&str) -> String>,
+    ) -> SelectableFields {
         let (names, values): (Vec<_>, _) = match self {
             Self::Of(fields) => {
                 let read = |object: &dyn Object| {
@@ -340,7 +368,7 @@ pub(crate) struct Sub {
 
 impl Sub {
     /// The subresource, unless it needs a running server and there is none.
-    fn made(&self, wiring: Option<&Wiring>) -> Option<Subresource> {
+    pub(crate) fn made(&self, wiring: Option<&Wiring>) -> Option<Subresource> {
         let behaviour = match &self.behaviour {
             Made::Plain(made) => made(),
             Made::Wired(made) => made(wiring?),
@@ -362,123 +390,6 @@ pub(crate) const STATUS: Sub = part("status");
 /// A subresource that is a part of the same object.
 pub(crate) const fn part(name: &'static str) -> Sub {
     Sub { name, kind: None, verbs: PART_VERBS, behaviour: Made::Plain(|| Behaviour::Part) }
-}
-
-/// A kind of any type: a line of the table.
-pub(crate) trait AnyKind: Sync + 'static {
-    /// The kind's row; without `wiring`, one that says where objects are and how they are defaulted.
-    fn row(&'static self, wiring: Option<&Wiring>) -> Row;
-    fn is_optional(&self) -> bool;
-    /// Whether the kind needs the parts of a running server.
-    fn is_wired(&self) -> bool;
-    #[cfg(test)]
-    fn rules(&self) -> &Rules;
-    #[cfg(test)]
-    fn warnings(&self) -> Option<Warn>;
-}
-
-impl<T: Metadata<Ty = ObjectMeta> + Object> AnyKind for Kind<T> {
-    fn row(&'static self, wiring: Option<&Wiring>) -> Row {
-        self.row_of::<T>(wiring)
-    }
-
-    fn is_optional(&self) -> bool {
-        self.optional
-    }
-
-    fn is_wired(&self) -> bool {
-        self.subresources.iter().any(|sub| matches!(sub.behaviour, Made::Wired(_)))
-    }
-
-    #[cfg(test)]
-    fn rules(&self) -> &Rules {
-        &self.rules
-    }
-
-    #[cfg(test)]
-    fn warnings(&self) -> Option<Warn> {
-        self.warnings
-    }
-}
-
-impl<T: Metadata<Ty = ObjectMeta> + Object> Kind<T> {
-    /// The row that serves the kind as `V`, which is mostly the kind itself.
-    fn row_of<V: Metadata<Ty = ObjectMeta> + 'static>(
-        &'static self,
-        wiring: Option<&Wiring>,
-    ) -> Row {
-        let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
-        let generic = Arc::new(Generic(self));
-        let row = Row::new::<V>();
-        let prefix = self.storage.map(|prefix| Storage::Stored(prefix.into()));
-        let storage = self.unstored.map(|unstored| unstored()).or(prefix);
-        row.gate(self.gate).with(|row| Resource {
-            short_names: owned(self.short),
-            categories: owned(self.categories),
-            verbs: self.verbs.to_vec(),
-            storage: storage.unwrap_or(row.storage),
-            strategy: generic.clone(),
-            settings: self.settings(),
-            allocator: self.allocator.map(|allocator| allocator(wiring)),
-            fields: self.fields.selectable(self.unknown_field),
-            table: generic,
-            deprecation: Some(self.deprecation.into())
-                .filter(|text: &Cow<'_, str>| !text.is_empty()),
-            subresources: self.subresources.iter().filter_map(|sub| sub.made(wiring)).collect(),
-            ..row
-        })
-    }
-
-    fn settings(&self) -> Settings {
-        Settings {
-            name_errors: self.rules.name,
-            metadata_rules: self.rules.metadata,
-            has_generation: self.generation.is_some(),
-            create_on_update: self.rules.create_on_update,
-            unconditional_update: self.rules.unconditional_update,
-            returns_deleted_object: self.returns_deleted,
-            orphans_by_default: self.orphans,
-            delete_warning: self.delete_warning,
-            error_group: self.error_group,
-            annotation_of_whole_objects: self.annotation_of_whole_objects,
-            ttl_seconds: self.ttl_seconds,
-        }
-    }
-}
-
-/// Another form of a kind: served as `V`, stored as `T`.
-pub(crate) struct Form<T: 'static, V> {
-    pub(crate) kind: Kind<T>,
-    pub(crate) conversion: fn() -> Arc<dyn Conversion>,
-    pub(crate) form: PhantomData<fn() -> V>,
-}
-
-impl<T, V> AnyKind for Form<T, V>
-where
-    T: Metadata<Ty = ObjectMeta> + Object,
-    V: Metadata<Ty = ObjectMeta> + Object,
-{
-    fn row(&'static self, wiring: Option<&Wiring>) -> Row {
-        self.kind.row_of::<V>(wiring).converted_by((self.conversion)())
-    }
-
-    fn is_optional(&self) -> bool {
-        self.kind.optional
-    }
-
-    fn is_wired(&self) -> bool {
-        self.kind.is_wired()
-    }
-
-    #[cfg(test)]
-    fn rules(&self) -> &Rules {
-        &self.kind.rules
-    }
-
-    #[cfg(test)]
-    fn warnings(&self) -> Option<Warn> {
-        self.kind.warnings
-    }
 }
 
 #[cfg(test)]

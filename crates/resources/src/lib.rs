@@ -44,7 +44,7 @@ use apiserver::resource::{CreateHandler, ResourceTable};
 use machinery::patch::Schema;
 
 pub use connect::{Connections, Target};
-use kind::AnyKind;
+use generic::AnyKind;
 pub use native::native;
 pub use row::Row;
 

@@ -2,15 +2,12 @@
 
 use std::sync::Arc;
 
-use api::versions::Version;
 use apiserver::resource::{Computed, Conversion, Resource, Review, Storage, TableConvertor};
 use machinery::object::{Codec, DecodeError, Decoded, Unstructured};
 use machinery::patch::Schema;
 use machinery::{Object, ObjectMeta};
 use release::features::{self, Feature};
 use serde_json::Value;
-
-use crate::versions;
 
 /// A row that is being built.
 pub struct Row {
@@ -90,14 +87,6 @@ impl Row {
         let kind = &self.resource.kind;
         tracing::warn!("{kind} storage is disabled because the {gate} feature gate is disabled");
         false
-    }
-
-    /// The same resource in another version than the stored one, which is this.
-    pub fn in_version(mut self, version: Version) -> Self {
-        self.resource.version = version.version().into();
-        self.resource.codec = version.codec().expect("api knows the kind of every further version");
-        self.resource.deprecation = version.deprecation().map(Into::into);
-        self.converted_by(Arc::new(versions::Renamed::new(version)))
     }
 
     pub fn resource(&self) -> &Resource {

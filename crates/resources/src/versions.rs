@@ -8,11 +8,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use api::versions::{self, Version};
-use apiserver::resource::Conversion;
+use apiserver::resource::{Conversion, Resource};
 use machinery::object::Codec;
 use machinery::{Object, StatusError};
 
-use crate::kind::AnyKind;
+use crate::generic::AnyKind;
 use crate::{RESOURCES, Row};
 
 /// Versions that upstream's scheme has and none of its servers of this release serves: naming them
@@ -56,7 +56,19 @@ fn further(kind: &'static dyn AnyKind) -> impl Iterator<Item = Row> {
         let resource = stored.resource();
         version.kind == resource.kind && version.stored() == resource.api_version()
     };
-    versions::all().filter(is_of).map(move |version| kind.row(None).in_version(version))
+    versions::all().filter(is_of).map(move |version| in_version(kind.row(None), version))
+}
+
+/// The row of the stored version, served in another version.
+fn in_version(row: Row, version: Version) -> Row {
+    let codec = version.codec().expect("api knows the kind of every further version");
+    let row = row.with(|row| Resource {
+        version: version.version().into(),
+        codec,
+        deprecation: version.deprecation().map(Into::into),
+        ..row
+    });
+    row.converted_by(Arc::new(Renamed::new(version)))
 }
 
 /// Groups and versions that may be named whether they are served or not.

@@ -18,8 +18,8 @@ use k8s_openapi::api::resource::v1::{AllocationResult, DeviceClass, ResourceClai
 use tokio::sync::watch;
 
 use crate::devices::{Taken, World};
+use crate::event::ClusterEvent;
 use crate::extended::CLASS_PREFIX;
-use crate::framework::ClusterEvent;
 
 /// Says of a claim that it is for extended resources.
 pub const EXTENDED: &str = "resource.kubernetes.io/extended-resource-claim";

@@ -11,11 +11,9 @@ use std::sync::{Arc, OnceLock};
 use k8s_openapi::api::core::v1::Node;
 
 use crate::node::{NodeInfo, zone};
-use crate::pod::PodInfo;
+use crate::pod::{Namespaces, PodInfo};
 use crate::templates::Templates;
 use crate::topology::{Context, Kind, Scope, StandIn, Topology, View, Who};
-
-pub type Namespaces = HashMap<String, BTreeMap<String, String>>;
 
 /// Clones share everything: a clone with one node changed ([`Cluster::what_if`]) costs that node, and
 /// while there is none, changes are made in place.

@@ -1,8 +1,33 @@
-//! Why a pod is not bound: PreBind, Bind and extenders. Events show these texts, which are upstream's.
+//! Why a pod is rejected or not bound: plugins, PreBind, Bind and extenders. Events show these texts, which
+//! are upstream's.
+
+use std::borrow::Cow;
 
 use client::ErrorExt;
 
-use crate::framework::Rejection;
+/// The Status of a plugin that rejects a node, or all nodes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Rejection {
+    pub reasons: Vec<Cow<'static, str>>,
+    /// Preemption would not help. Upstream: `UnschedulableAndUnresolvable`.
+    pub unresolvable: bool,
+    /// The plugin failed: the attempt ends here and is retried later.
+    pub broken: bool,
+}
+
+impl Rejection {
+    pub fn new(reason: impl Into<Cow<'static, str>>) -> Self {
+        Self { reasons: vec![reason.into()], ..Self::default() }
+    }
+
+    pub fn unresolvable(reason: impl Into<Cow<'static, str>>) -> Self {
+        Self { unresolvable: true, ..Self::new(reason) }
+    }
+
+    pub fn broken(reason: impl Into<Cow<'static, str>>) -> Self {
+        Self { broken: true, ..Self::unresolvable(reason) }
+    }
+}
 
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {

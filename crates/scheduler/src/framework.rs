@@ -7,48 +7,24 @@
 //! people; scores lie in 0..=100 before weights.
 
 use std::any::Any;
-use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use client::ObjectKey;
 use futures::future::BoxFuture;
 
 use crate::cluster::{Cluster, WhatIf};
 use crate::config::{Args, ConfigError, Point, Profile};
 use crate::error::BindError;
+pub use crate::error::Rejection;
+pub use crate::event::ClusterEvent;
 use crate::node::NodeInfo;
 use crate::objects::Objects;
 use crate::pod::PodInfo;
 use crate::volumes::Volumes;
 
 pub const MAX_SCORE: i64 = 100;
-
-/// The Status of a plugin that rejects a node, or all nodes.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Rejection {
-    pub reasons: Vec<Cow<'static, str>>,
-    /// Preemption would not help. Upstream: `UnschedulableAndUnresolvable`.
-    pub unresolvable: bool,
-    /// The plugin failed: the attempt ends here and is retried later.
-    pub broken: bool,
-}
-
-impl Rejection {
-    pub fn new(reason: impl Into<Cow<'static, str>>) -> Self {
-        Self { reasons: vec![reason.into()], ..Self::default() }
-    }
-
-    pub fn unresolvable(reason: impl Into<Cow<'static, str>>) -> Self {
-        Self { unresolvable: true, ..Self::new(reason) }
-    }
-
-    pub fn broken(reason: impl Into<Cow<'static, str>>) -> Self {
-        Self { broken: true, ..Self::unresolvable(reason) }
-    }
-}
 
 /// What plugins remember between points, for one pod. Few do, and filters ask for every node: a list.
 #[derive(Default)]
@@ -78,54 +54,6 @@ impl Next {
     pub fn only_if(has_something: bool) -> Self {
         if has_something { Self::Filter } else { Self::Skip }
     }
-}
-
-/// What happened in the cluster that may let a rejected pod fit.
-#[derive(Clone, Debug)]
-pub enum ClusterEvent {
-    /// Without its pods.
-    NodeAdded(Arc<NodeInfo>),
-    NodeUpdated {
-        old: Arc<NodeInfo>,
-        new: Arc<NodeInfo>,
-    },
-    NodeRemoved,
-    /// A pod got a node.
-    PodAssigned(Arc<PodInfo>),
-    /// One with a node changed its labels or requests.
-    PodChanged {
-        old: Arc<PodInfo>,
-        new: Arc<PodInfo>,
-    },
-    PodRemoved(Arc<PodInfo>),
-    /// A pod without a node came.
-    PodAdded(Arc<PodInfo>),
-    /// The waiting pod itself changed.
-    PodUpdated,
-    NamespaceChanged,
-    /// A claim, or a volume or a class (`None`), came or changed.
-    VolumesChanged(Option<ObjectKey>),
-    /// What the storage drivers of a node can do changed.
-    DriversChanged,
-    /// A storage driver has more room, or does not tell of it any more.
-    RoomGrew,
-    /// A claim for devices came, changed or went.
-    ClaimChanged {
-        claim: ObjectKey,
-        /// What it had is there for others.
-        freed: bool,
-        /// Its status is another, or it is new.
-        changed: bool,
-    },
-    /// What drivers offer changed.
-    DevicesChanged,
-    /// A class of devices came or changed.
-    ClassChanged {
-        name: String,
-        is_new: bool,
-        /// The new extended resource of the class, if it changed.
-        resource: Option<String>,
-    },
 }
 
 pub trait QueueSort: Send + Sync {

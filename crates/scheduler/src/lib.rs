@@ -23,6 +23,7 @@ pub mod cluster;
 pub mod config;
 pub mod devices;
 mod error;
+mod event;
 mod extended;
 mod extender;
 pub mod framework;

@@ -1,6 +1,6 @@
 //! A pod as the scheduler sees it: what decisions need, worked out once.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{Hash, Hasher};
 use std::ops::Deref;
 use std::sync::Arc;
@@ -13,10 +13,12 @@ use k8s_openapi::api::core::v1::{
 };
 use machinery::selector::{Selector, Test};
 
-use crate::cluster::Namespaces;
 use crate::extended;
 use crate::resources::{self, Resources};
 use crate::selector;
+
+/// The labels of namespaces by name.
+pub type Namespaces = HashMap<String, BTreeMap<String, String>>;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct PodInfo {
@@ -273,7 +275,7 @@ impl PodInfo {
             started: status.and_then(|status| status.start_time.as_ref()).map(|time| time.0),
             deleting: meta.deletion_timestamp.is_some(),
             finished: matches!(phase, Some("Succeeded" | "Failed")),
-            claims: crate::volumes::claims_of(&key.name, spec),
+            claims: claims_of(&key.name, spec),
             device_claims: ClaimName::all_of(pod),
             owner: controller(pod),
             generation: meta.generation.unwrap_or(0),
@@ -342,7 +344,7 @@ impl Template {
                 .filter_map(|one| one.image.as_deref())
                 .map(full_image)
                 .collect(),
-            disks: crate::volumes::disks_of(spec),
+            disks: disks_of(spec),
             extended: extended::of_pod(spec),
             needs: api::declared::needs(spec),
             labels,
@@ -411,6 +413,42 @@ fn spreads(spec: &PodSpec, labels: &BTreeMap<String, String>) -> Vec<Spread> {
 fn full_image(image: &str) -> String {
     let last = image.rsplit('/').next().unwrap_or(image);
     if last.contains(':') || last.contains('@') { image.into() } else { format!("{image}:latest") }
+}
+
+/// Names of the claims that a pod mounts, its ephemeral ones among them.
+fn claims_of(pod: &str, spec: &PodSpec) -> Vec<String> {
+    let volumes = spec.volumes.iter().flatten();
+    volumes
+        .filter_map(|volume| {
+            let named = volume.persistent_volume_claim.as_ref().map(|one| one.claim_name.clone());
+            let own = || format!("{pod}-{}", volume.name);
+            named.or_else(|| volume.ephemeral.as_ref().map(|_| own()))
+        })
+        .collect()
+}
+
+/// The disks that a pod names itself. Upstream: `isVolumeConflict`.
+fn disks_of(spec: &PodSpec) -> Vec<Disk> {
+    let volumes = spec.volumes.iter().flatten();
+    volumes
+        .filter_map(|volume| {
+            if let Some(one) = &volume.gce_persistent_disk {
+                let read_only = one.read_only.unwrap_or_default();
+                return Some(Disk { id: format!("gce {}", one.pd_name), read_only });
+            }
+            if let Some(one) = &volume.aws_elastic_block_store {
+                return Some(Disk { id: format!("aws {}", one.volume_id), read_only: false });
+            }
+            if let Some(one) = &volume.iscsi {
+                let read_only = one.read_only.unwrap_or_default();
+                return Some(Disk { id: format!("iscsi {}", one.iqn), read_only });
+            }
+            let one = volume.rbd.as_ref()?;
+            let pool = one.pool.as_deref().unwrap_or("rbd");
+            let read_only = one.read_only.unwrap_or_default();
+            Some(Disk { id: format!("rbd {pool}/{}", one.image), read_only })
+        })
+        .collect()
 }
 
 #[cfg(test)]

@@ -37,9 +37,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use k8s_openapi::api::core::v1::{NodeSelector, Toleration};
 use machinery::selector::Selector;
 
-use crate::cluster::Namespaces;
 use crate::node::{NodeInfo, tolerates_all};
-use crate::pod::{PodInfo, Term};
+use crate::pod::{Namespaces, PodInfo, Term};
 use crate::selector;
 
 /// The number of kept maps of matching pods: if more are used in turn, they are counted again each time. Few in

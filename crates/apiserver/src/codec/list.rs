@@ -7,7 +7,6 @@ use http_body_util::{BodyExt, StreamBody};
 use machinery::StatusError;
 use serde_json::{Value, json};
 
-use super::decode::group_version;
 use super::table::{self, TableOptions};
 use super::{Accept, As, Media, cbor, full, not_acceptable, partial, respond};
 use crate::resource::{Body, Resource};
@@ -69,7 +68,7 @@ fn metadata(list: &List) -> Value {
 }
 
 fn head(row: &Resource, metadata: &Value) -> Vec<u8> {
-    let api_version = group_version(&row.group, &row.version);
+    let api_version = row.api_version();
     let mut out = Vec::with_capacity(1024);
     out.extend_from_slice(
         format!(

@@ -11,8 +11,7 @@ use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::{
 use machinery::field::{FieldErrors, Path};
 use machinery::{Object, Time, names};
 
-use crate::generic::Hooks;
-use crate::kind::{Kind, Rules, STATUS, age, name, spec_and_status, text};
+use crate::kind::{Hooks, Kind, Rules, STATUS, age, name, spec_and_status, text};
 
 const HTTPS: i32 = 443;
 

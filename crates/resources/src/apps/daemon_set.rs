@@ -9,8 +9,7 @@ use super::{COUNTS, tidy_counts};
 use crate::core::podspec;
 use crate::defaults::fill;
 use crate::gated::close_template;
-use crate::generic::Hooks;
-use crate::kind::{Kind, Rules, STATUS, age, field, name, spec_and_status, text, wide};
+use crate::kind::{Hooks, Kind, Rules, STATUS, age, field, name, spec_and_status, text, wide};
 use crate::print::{images, labels, names, selector};
 use crate::validate::{warnings, workloads};
 

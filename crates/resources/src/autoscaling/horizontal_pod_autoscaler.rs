@@ -8,9 +8,10 @@ use k8s_openapi::api::autoscaling::v2::{self, HorizontalPodAutoscaler};
 use machinery::names;
 use release::features::{self, Feature};
 
-use super::forms::Forms;
+use super::forms::{Forms, cpu_metric};
 use crate::gated::{Gated, any, close, gated, taken};
-use crate::kind::{Form, Kind, Rules, STATUS, age, field, name, spec_and_status};
+use crate::generic::Form;
+use crate::kind::{Kind, Rules, STATUS, age, field, name, spec_and_status};
 use crate::validate::at::At;
 use crate::validate::quantity;
 
@@ -110,21 +111,6 @@ fn default(autoscaler: &mut v2::HorizontalPodAutoscaler) {
         let down = behavior.scale_down.get_or_insert_default();
         down.select_policy.get_or_insert_with(|| "Max".into());
         down.policies.get_or_insert_with(|| vec![rule("Percent", 100)]);
-    }
-}
-
-pub(super) fn cpu_metric(share: i32) -> v2::MetricSpec {
-    v2::MetricSpec {
-        type_: "Resource".into(),
-        resource: Some(v2::ResourceMetricSource {
-            name: "cpu".into(),
-            target: v2::MetricTarget {
-                type_: "Utilization".into(),
-                average_utilization: Some(share),
-                ..Default::default()
-            },
-        }),
-        ..Default::default()
     }
 }
 

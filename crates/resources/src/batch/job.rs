@@ -9,8 +9,9 @@ use machinery::Object;
 use crate::core::podspec;
 use crate::defaults::fill;
 use crate::gated::close_template;
-use crate::generic::Hooks;
-use crate::kind::{Fields, Kind, Rules, STATUS, age, field, name, spec_and_status, text, wide};
+use crate::kind::{
+    Fields, Hooks, Kind, Rules, STATUS, age, field, name, spec_and_status, text, wide,
+};
 use crate::print::{images, names, selector};
 use crate::validate::{batch, warnings};
 

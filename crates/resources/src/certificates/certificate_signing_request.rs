@@ -16,8 +16,7 @@ use x509_parser::certificate::X509Certificate;
 use x509_parser::prelude::FromDer;
 
 use super::signer_name;
-use crate::generic::Hooks;
-use crate::kind::{Fields, Kind, Rules, STATUS, age, any_name, field, name, part, text};
+use crate::kind::{Fields, Hooks, Kind, Rules, STATUS, age, any_name, field, name, part, text};
 use crate::print::or_none;
 use crate::validate::at::At;
 
@@ -304,7 +303,7 @@ mod tests {
     use k8s_openapi::api::certificates::v1::CertificateSigningRequestSpec;
 
     use super::*;
-    use crate::kind::AnyKind;
+    use crate::generic::AnyKind;
 
     #[test]
     fn only_the_connection_says_where_a_request_comes_from() {

@@ -5,8 +5,7 @@ use apiserver::resource::Behaviour;
 use k8s_openapi::api::core::v1::{Namespace, NamespaceSpec, NamespaceStatus};
 use machinery::{Object, names};
 
-use crate::generic::Hooks;
-use crate::kind::{Fields, Kind, Made, Rules, STATUS, Sub, age, name, text};
+use crate::kind::{Fields, Hooks, Kind, Made, Rules, STATUS, Sub, age, name, text};
 use crate::validate::core;
 
 /// In `spec.finalizers`; the namespace controller takes it away when the contents are gone.

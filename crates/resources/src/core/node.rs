@@ -6,9 +6,9 @@ use release::features::Feature;
 
 use crate::connect::{PROXY_VERBS, Target, to};
 use crate::gated::{Gated, close, gated, taken};
-use crate::generic::Hooks;
 use crate::kind::{
-    Fields, Kind, Made, Parts, Rules, STATUS, Sub, age, field, name, spec_and_status, text, wide,
+    Fields, Hooks, Kind, Made, Parts, Rules, STATUS, Sub, age, field, name, spec_and_status, text,
+    wide,
 };
 use crate::print::or_none;
 use crate::validate::core;

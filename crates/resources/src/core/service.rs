@@ -28,9 +28,8 @@ use tokio::sync::OnceCell;
 use super::families;
 use crate::connect::{PROXY_VERBS, Target, to};
 use crate::defaults::fill;
-use crate::generic::Hooks;
 use crate::kind::{
-    Fields, Kind, Made, Rules, STATUS, Sub, age, field, name, spec_and_status, wide,
+    Fields, Hooks, Kind, Made, Rules, STATUS, Sub, age, field, name, spec_and_status, wide,
 };
 use crate::print::{labels, or_none};
 use crate::validate;

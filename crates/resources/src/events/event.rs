@@ -11,7 +11,8 @@ use k8s_openapi::api::events::v1 as events;
 use machinery::object::{Codec, Typed};
 use machinery::{Object, StatusError, Time};
 
-use crate::kind::{Fields, Form, Kind, Rules, any_name, as_name, field, wide};
+use crate::generic::Form;
+use crate::kind::{Fields, Kind, Rules, any_name, as_name, field, wide};
 use crate::print::since;
 use crate::validate;
 

@@ -532,16 +532,13 @@ mod tests {
         assert_eq!(table.listed(RES, ill), news(true, true, true), "a pod's device is unhealthy");
         let refused = |table: &Table, expected: &str| {
             let other = pod("2", &[], &["x"]);
-            assert_eq!(table.room(&other, "x", RES, 1), Err(format!("{expected} {RES}")));
+            let refused = table.room(&other, "x", RES, 1).expect_err("no device is healthy");
+            assert_eq!(refused.to_string(), format!("{expected} {RES}"));
         };
         refused(&table, "no healthy devices present; cannot allocate unhealthy devices");
         table.listed(RES, vec![device("b", HEALTHY, &[])]);
-        assert_eq!(
-            table.room(&owner, "x", RES, 1),
-            Err(format!(
-                "previously allocated devices are no longer healthy; cannot allocate unhealthy devices {RES}"
-            ))
-        );
+        let lost = DevicePluginError::NoLongerHealthy(RES.to_owned());
+        assert_eq!(table.room(&owner, "x", RES, 1), Err(lost));
         table.stopped(RES, now);
         check(&mut table, 300, 1, 0);
         table.connected(RES);

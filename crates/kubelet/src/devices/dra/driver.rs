@@ -179,7 +179,7 @@ mod tests {
         let check = |versions: &[&str], expected: Result<&str, &str>| {
             let all: Vec<String> = versions.iter().map(|text| text.to_string()).collect();
             let found = choose(&all).map(|service| service.name);
-            assert_eq!(found, expected.map_err(str::to_owned));
+            assert_eq!(found.map_err(|why| why.to_string()), expected.map_err(str::to_owned));
         };
         check(&["v1.DRAPlugin", "v1beta1.DRAPlugin"], Ok("v1.DRAPlugin"));
         check(&["v1beta1.DRAPlugin"], Ok("v1beta1.DRAPlugin"));

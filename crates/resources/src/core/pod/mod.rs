@@ -11,8 +11,7 @@ use serde::Deserialize;
 use super::{app_armor, podspec};
 use crate::connect::{PROXY_VERBS, Target, to};
 use crate::gated::{Gated, POD_SPEC, any, close_part, gated, taken};
-use crate::generic::Hooks;
-use crate::kind::{Fields, Kind, Made, Rules, STATUS, Sub, part};
+use crate::kind::{Fields, Hooks, Kind, Made, Rules, STATUS, Sub, part};
 use crate::validate::{self, podupdate, warnings};
 
 pub(crate) mod actions;
