@@ -19,7 +19,7 @@ use crate::{facts, kinds, protobuf};
 pub struct Family {
     /// `resource.k8s.io/v1beta1`.
     pub api_version: &'static str,
-    /// What they are stored as.
+    /// The stored version.
     pub stored: &'static str,
     pub kinds: &'static [&'static str],
     /// The deprecation warning behind version and kind; empty if the version is not deprecated.
@@ -146,7 +146,7 @@ pub struct Version {
     pub kind: &'static str,
 }
 
-/// Of all kinds.
+/// The further versions of all kinds.
 pub fn all() -> impl Iterator<Item = Version> {
     FAMILIES.iter().flat_map(|family| family.kinds.iter().map(|kind| Version { family, kind }))
 }
@@ -174,7 +174,7 @@ impl Version {
         self.family.stored
     }
 
-    /// What upstream warns its users of.
+    /// Upstream's deprecation warning.
     pub fn deprecation(self) -> Option<String> {
         let Family { api_version, deprecation, .. } = self.family;
         (!deprecation.is_empty()).then(|| format!("{api_version} {} {deprecation}", self.kind))

@@ -46,7 +46,7 @@ pub struct Node {
     pub free_ports: bool,
 }
 
-/// Who enforces network policies on the node.
+/// The component that enforces network policies on the node.
 pub enum Policies {
     /// This process. The client may read policies and all pods' labels and addresses.
     Ours(Client),

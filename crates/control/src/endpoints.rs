@@ -79,7 +79,7 @@ pub struct Reconciler {
 
 #[derive(Default)]
 struct State {
-    /// Of the own key.
+    /// The lease of this server's key.
     lease: Option<LeaseId>,
     has_left: bool,
 }

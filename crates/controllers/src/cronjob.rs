@@ -54,7 +54,7 @@ struct Controller {
 
 type NewEvent = (EventType, &'static str, String);
 
-/// What a CronJob needs.
+/// The next actions of a CronJob.
 #[derive(Debug, Default)]
 struct Plan {
     /// Names of running Jobs that make room for a new one.
@@ -159,7 +159,7 @@ impl Controller {
     ) -> Result<bool> {
         for name in replace {
             if !self.delete_job(key, cron, &name).await {
-                // Told by an event; tried again with backoff.
+                // An event reports it; the CronJob is retried with backoff.
                 return Ok(false);
             }
         }

@@ -219,7 +219,7 @@ impl Controller {
         }
     }
 
-    /// Of any other kind: its scale subresource.
+    /// Other kinds: by their scale subresource.
     async fn scale_subresource(
         &self,
         namespace: &str,

@@ -54,7 +54,7 @@ struct Controller {
     namespaces: Lister<Namespace>,
 }
 
-/// What a pass over the contents found.
+/// The result of a pass over the contents.
 #[derive(Default)]
 struct Sweep {
     /// Objects left, by resource.
@@ -84,7 +84,7 @@ struct Item {
     metadata: machinery::ObjectMeta,
 }
 
-/// What one resource has in a namespace.
+/// The objects of one resource in a namespace.
 #[derive(Default)]
 struct Contents {
     count: usize,
@@ -298,7 +298,7 @@ fn remaining(name: &str, count: usize) -> String {
     format!("{name}{dot} has {count} resource instances")
 }
 
-/// What a sweep found, as the five conditions.
+/// The result of a pass as the five conditions.
 fn verdicts(sweep: &Sweep) -> [Verdict; 5] {
     let listed = |counts: &BTreeMap<String, usize>, form: fn(&str, usize) -> String| {
         counts.iter().map(|(name, count)| form(name, *count)).collect::<Vec<_>>().join(", ")

@@ -52,7 +52,7 @@ const BY_TEMPLATE: &str = "claim template";
 const CLAIM_NAME: &str = "resource.kubernetes.io/pod-claim-name";
 /// Held while something is allocated.
 const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
-/// Of a generated name, with five random characters to come.
+/// The maximum length of a generated name without its five random characters.
 const LONGEST_BASE: usize = 57;
 
 #[derive(Clone)]

@@ -157,7 +157,7 @@ fn metadata_third(json: Vec<u8>) -> Vec<u8> {
     json
 }
 
-/// Where the value that starts at `at` of compact JSON ends.
+/// The end of the value that starts at `at` in compact JSON.
 fn value_end(json: &[u8], mut at: usize) -> usize {
     let mut depth = 0usize;
     loop {
@@ -416,7 +416,7 @@ fn field_path(path: &serde_ignored::Path<'_>) -> String {
     }
 }
 
-/// The codec of custom resources: any tree goes; pruning and schemas come from the row's strategy.
+/// The codec of kinds without a Rust type: it accepts any tree.
 pub struct Untyped {
     pub api_version: String,
     pub kind: String,

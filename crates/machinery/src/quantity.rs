@@ -103,7 +103,7 @@ impl Amount {
         self.0 < 0
     }
 
-    /// As a number; large ones lose their last digits.
+    /// The value as a float; large values lose their last digits.
     pub fn to_f64(self) -> f64 {
         self.0 as f64 / NANO as f64
     }
@@ -271,7 +271,7 @@ pub fn canonical(text: &str) -> Result<String, ParseError> {
     })
 }
 
-/// What upstream takes for the canonical form, and keeps as it was written: `+1` and `1E3` too.
+/// Whether upstream treats the text as canonical and keeps it unchanged: `+1` and `1E3`, too.
 fn is_canonical(text: &str) -> Result<bool, ParseError> {
     /// So many digits fit into 64 bits.
     const FIT: usize = 18;

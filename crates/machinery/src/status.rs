@@ -82,7 +82,7 @@ pub struct Inner {
     pub uid: String,
     pub causes: Vec<Cause>,
     pub retry_after_seconds: Option<u32>,
-    /// Where an expired list may go on, in `metadata.continue`.
+    /// The token with which an expired list can go on, in `metadata.continue`.
     pub continue_token: Option<String>,
     /// A reason that is none of [`Reason`]'s: a webhook may give any.
     pub reason_text: Option<String>,

@@ -111,7 +111,7 @@ impl<'de> Visitor<'de> for Reader {
             fields.push((name, value));
         }
         fields.sort_by(|a, b| a.0.cmp(&b.0));
-        // Of a name that is there twice the last counts: the sort has kept their order.
+        // The last of equal names counts: the sort is stable.
         fields.dedup_by(|later, earlier| {
             let is_same = later.0 == earlier.0;
             if is_same {

@@ -1,4 +1,4 @@
-//! Where storage drivers have room for volumes that are yet to be made.
+//! The nodes where storage drivers have capacity for new volumes.
 //!
 //! In: a claim, what its driver tells of itself and of its room (CSIStorageCapacity), a class's
 //! topology. Out: which nodes' labels will do. Pure.
@@ -19,7 +19,7 @@ type Labels = BTreeMap<String, String>;
 #[derive(Debug, PartialEq)]
 pub enum Room {
     Everywhere,
-    /// Where one of these matches.
+    /// The nodes that match one of these selectors.
     Among(Vec<Selector>),
 }
 

@@ -25,7 +25,7 @@ pub struct Cluster {
     /// Places in the order of looking: round the zones, so that the share of the nodes that is looked at
     /// has some of each. Rebuilt when nodes are added or removed, or change their zone.
     order: Arc<OnceLock<Vec<usize>>>,
-    /// Where each pod counts, by uid.
+    /// The node that each pod counts on, by uid.
     places: Arc<HashMap<String, Place>>,
     /// Pods that wait for room on a node that preemption makes, by node.
     nominated: Arc<HashMap<String, Vec<Arc<PodInfo>>>>,

@@ -7,7 +7,7 @@ use client::ObjectKey;
 use crate::node::NodeInfo;
 use crate::pod::PodInfo;
 
-/// What happened in the cluster that may let a rejected pod fit.
+/// A change in the cluster that may let a rejected pod fit.
 #[derive(Clone, Debug)]
 pub enum ClusterEvent {
     /// A node was added; the value does not have its pods.

@@ -75,7 +75,7 @@ struct Request {
     count: i64,
 }
 
-/// What to ask for, and who gets it. `classes`: the class of each resource.
+/// The requests of the claim, and the containers that get them. `classes`: the class of each resource.
 pub fn requests(
     containers: &[Container],
     classes: &BTreeMap<String, String>,
@@ -148,7 +148,7 @@ impl Container {
         self.ask(resource).map(|ask| ask.count)
     }
 
-    /// What it needs beyond what it has; `None`: nothing.
+    /// The additional need; `None` if there is none.
     fn request(&self, resource: &str, has: i64) -> Option<Request> {
         let ask = self.ask(resource)?;
         let name = format!("container-{}-request-{}", self.index, ask.index);

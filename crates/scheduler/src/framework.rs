@@ -26,7 +26,7 @@ use crate::volumes::Volumes;
 
 pub const MAX_SCORE: i64 = 100;
 
-/// What plugins remember between points, for one pod. Few do, and filters ask for every node: a list.
+/// The state of plugins between extension points, for one pod. It is a list: few plugins use it, and filters read it for every node.
 #[derive(Default)]
 pub struct CycleState(Vec<(&'static str, Box<dyn Any + Send + Sync>)>);
 
@@ -78,7 +78,7 @@ pub trait Filter: Send + Sync {
     fn filter(&self, state: &CycleState, pod: &PodInfo, node: &NodeInfo) -> Result<(), Rejection>;
 }
 
-/// Runs when no node fits: may make room.
+/// Runs when no node fits, and may preempt pods.
 pub trait PostFilter: Send + Sync {
     fn post_filter(
         &self,
@@ -91,7 +91,7 @@ pub trait PostFilter: Send + Sync {
 
 #[derive(Default)]
 pub struct PostFiltered {
-    /// Where room will be, after the victims are gone.
+    /// The node with room after its victims are deleted.
     pub nominated: Option<String>,
     pub victims: Vec<Arc<PodInfo>>,
     pub message: String,
@@ -168,21 +168,21 @@ pub struct ExtensionPoints {
     pub post_bind: Option<Arc<dyn PostBind>>,
 }
 
-/// What a plugin is made with.
+/// The parts that plugins are built with.
 #[derive(Clone)]
 pub struct Handle {
     pub client: client::Client,
     /// Claims, volumes and what else plugins look up; tests may do without.
     pub volumes: Option<Volumes>,
     pub objects: Option<Objects>,
-    /// Of the profile's plugins.
+    /// The arguments of the profile's plugins.
     pub args: Args,
 }
 
 /// A row of the table of plugins.
 pub struct Row {
     pub name: &'static str,
-    /// Of the default profile; 0 for what does not score.
+    /// The weight in the default profile; 0 for a plugin that does not score.
     pub weight: i64,
     pub build: fn(&Handle) -> ExtensionPoints,
     /// The queueing hint: whether the event may let a pod fit that this plugin rejected.
@@ -215,7 +215,7 @@ pub struct Framework {
     hints: BTreeMap<&'static str, fn(&PodInfo, &ClusterEvent) -> bool>,
     /// Share of the nodes that is enough, in percent; 0: the more there are, the smaller.
     percentage: usize,
-    /// Where the next look at the nodes begins.
+    /// The index of the node at which the next search starts.
     start: AtomicUsize,
 }
 

@@ -169,7 +169,7 @@ mod tests {
         assert!(gangs.hold(&group("b"), 7, 0, 2).is_empty());
         assert!(gangs.hold(&group("a"), 2, 0, 3).is_empty());
         assert_eq!(gangs.hold(&group("a"), 3, 0, 3), [1, 2, 3]);
-        // Those that are bound already count.
+        // Bound members count, too.
         assert_eq!(gangs.hold(&group("a"), 4, 3, 3), [4]);
         let (over, next) = gangs.expired(Instant::now());
         assert!(over.is_empty() && next == Some(Instant::now() + WAIT));

@@ -41,7 +41,7 @@ pub struct PodInfo {
     pub template: Arc<Template>,
 }
 
-/// What a pod has from its template.
+/// The fields of a pod that come from its template.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Template {
     pub labels: BTreeMap<String, String>,
@@ -66,7 +66,7 @@ pub struct Template {
     pub disks: Vec<Disk>,
     /// The containers that request extended resources that devices may provide.
     pub extended: Vec<extended::Container>,
-    /// What its node must have declared.
+    /// The features that its node must declare.
     pub needs: Vec<&'static str>,
 }
 
@@ -178,7 +178,7 @@ impl Term {
         }
     }
 
-    /// Whether it may match, whatever labels namespaces have.
+    /// Whether it may match pods of this namespace, independent of the namespace's labels.
     pub fn may_match(&self, pod: &PodInfo) -> bool {
         let in_namespace = self.namespaces.contains(&*pod.key.namespace);
         (in_namespace || self.namespace_selector.is_some())
@@ -190,7 +190,7 @@ impl Term {
         self.selector == Selector::nothing()
     }
 
-    /// Whether it matters which labels namespaces have.
+    /// Whether the term depends on labels of namespaces.
     pub fn selects_namespaces(&self) -> bool {
         self.namespace_selector.is_some()
     }
@@ -207,7 +207,7 @@ impl Term {
 }
 
 impl Hash for Term {
-    /// Of all that people tell terms apart by: each tenant may have one that differs in one value alone.
+    /// The hash of all fields of a term: tenants may have terms that differ in one value only.
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.topology_key.hash(state);
         self.namespaces.hash(state);

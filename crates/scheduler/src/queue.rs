@@ -119,7 +119,7 @@ pub struct Queue {
     pods: HashMap<String, Waiting>,
     /// The active pods, in the order in which they are popped.
     active: BTreeMap<(i64, u64), String>,
-    /// Those in backoff that may be popped while none is active, in the same order.
+    /// Pods in backoff that may be popped while no pod is active, in the same order.
     spare: BTreeMap<(i64, u64), String>,
     sequence: u64,
 }
@@ -451,7 +451,7 @@ mod tests {
         // attempt must not cost a second.
         assert_eq!(popped(&mut queue).as_deref(), Some("a"));
 
-        // What happens during the attempt counts.
+        // Events during the attempt count.
         queue.wake(&framework, &added);
         queue.settle(&framework, "a", test());
         let until = queue.ripen(Instant::now()).expect("backoff");

@@ -57,7 +57,7 @@ pub struct Scope {
     key: String,
     /// Labels that a node must have besides.
     needs: Vec<String>,
-    /// What else its labels must be.
+    /// The further selector of its labels.
     selects: Option<(Labels, Option<NodeSelector>)>,
     /// Its hard taints must be tolerated.
     tolerates: Option<Vec<Toleration>>,
@@ -116,9 +116,9 @@ impl Scope {
 /// Which pods are counted.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Who {
-    /// Those that match all of these terms.
+    /// The pods that match all of these terms.
     Matching(Vec<Term>),
-    /// Those of a namespace that are not going.
+    /// The pods of a namespace that are not terminating.
     Kin { namespace: Arc<str>, selector: Selector },
 }
 
@@ -139,7 +139,7 @@ impl Who {
     }
 }
 
-/// What a term is to the pod that carries it; of preferences, the weight.
+/// The kind of a term for its pod; for preferences, with the weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Near,
@@ -253,7 +253,7 @@ struct Area {
     values: Arc<Values>,
 }
 
-/// What was asked for of an area; something was.
+/// The counts that were requested for a domain; there is at least one.
 #[derive(Clone)]
 struct Asked {
     area: Area,
@@ -313,7 +313,7 @@ impl Area {
     }
 }
 
-/// What a change of a node's number does: pods go from one, and come to another.
+/// The effect of a changed topology value of a node: its pods move from one count to another.
 fn moves((from, to): (Option<u32>, Option<u32>)) -> impl Iterator<Item = (u32, i64)> {
     from.map(|number| (number, -1)).into_iter().chain(to.map(|number| (number, 1)))
 }
@@ -372,12 +372,12 @@ impl Carried {
 pub struct View {
     values: Arc<Values>,
     counts: Arc<Counts>,
-    /// What one number's count would change by: for what-if questions.
+    /// The difference of one count, for what-if questions.
     change: Option<(u32, i64)>,
 }
 
 impl View {
-    /// As if so many pods more were on the node at `place`.
+    /// The counts with so many more pods on the node at `place`.
     fn changed(self, place: usize, by: i64) -> Self {
         let number = self.values.at(place).filter(|_| by != 0);
         Self { change: number.map(|number| (number, by)), ..self }
@@ -527,7 +527,7 @@ fn note(did: &mut Vec<Arc<PodInfo>>, undid: &mut Vec<Arc<PodInfo>>, pod: Arc<Pod
     }
 }
 
-/// What a question is about besides.
+/// The context of a question.
 #[derive(Clone, Copy)]
 pub struct Context<'a> {
     pub nodes: &'a Nodes,

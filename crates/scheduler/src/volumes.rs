@@ -22,7 +22,7 @@ pub struct Volumes {
     drivers: Informer<CSIDriver>,
     capacities: Informer<CSIStorageCapacity>,
     all_capacities: View<Whole<CSIStorageCapacity>>,
-    /// Those that no claim has.
+    /// The volumes that are not bound.
     free: View<Free>,
     /// Counts changes, for those that wait for one.
     changes: Arc<watch::Sender<u64>>,
@@ -115,7 +115,7 @@ impl Volumes {
         self.volumes.lister().get("", name)
     }
 
-    /// What these claims may get: volumes that are not bound, and those that are theirs already.
+    /// The candidates of these claims: unbound volumes, and volumes that are already theirs.
     pub fn free_for(&self, claims: &[ObjectKey]) -> Vec<Arc<PersistentVolume>> {
         let mut free: Vec<_> =
             self.free.all().into_iter().map(|(_, free)| free.0.clone()).collect();

@@ -15,7 +15,7 @@ use crate::settings::{ANNOTATION, Mode};
 
 /// Its value is the fleet's name: a process runs the Nodes that have its own.
 pub const LABEL: &str = "decapod.io/fleet";
-/// What the nodes say they run.
+/// The versions that the nodes report.
 const VERSION: &str = release::KUBERNETES.tag;
 /// Upstream: nodeLeaseDurationSeconds.
 const LEASE_SECONDS: i64 = 40;
@@ -150,7 +150,7 @@ fn condition<'a>(node: &'a Node, kind: &str) -> Option<&'a NodeCondition> {
     node.status.as_ref()?.conditions.as_ref()?.iter().find(|one| one.type_ == kind)
 }
 
-/// What a Node's annotation asks for.
+/// The mode in a Node's annotation.
 pub fn annotation(node: &Node) -> Option<&str> {
     node.metadata.annotations.as_ref()?.get(ANNOTATION).map(String::as_str)
 }
@@ -171,7 +171,7 @@ pub fn lease(name: &str, uid: &str, version: Option<&str>, now: Timestamp) -> Va
     })
 }
 
-/// Where nodes' Leases are.
+/// The namespace of nodes' Leases.
 pub const LEASES: &str = "kube-node-lease";
 
 fn word(is: bool) -> &'static str {

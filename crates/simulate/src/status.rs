@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 use crate::lifecycle::Report;
 use crate::pod::{Container, ContainerStatus, Pod};
 
-/// Where a pod is.
+/// The stage of a pod.
 pub struct Place<'a> {
     pub host_ip: &'a str,
     pub pod_ips: &'a [IpAddr],
@@ -95,7 +95,7 @@ impl Writer<'_> {
         status
     }
 
-    /// What the main containers wait for.
+    /// The waiting reason of the main containers.
     fn before_start(&self) -> Containers {
         let has_init = !self.pod.spec.init_containers.is_empty();
         Containers::Waiting(if has_init { "PodInitializing" } else { "ContainerCreating" })

@@ -55,7 +55,7 @@ impl Fake {
         self.0.lock().expect("no panic").all.get(path).cloned()
     }
 
-    /// As a client or a controller changes an object.
+    /// Changes an object, like a client or controller.
     pub fn merge(&self, path: &str, patch: &Value) {
         let mut objects = self.0.lock().expect("no panic");
         let mut object = objects.all.get(path).cloned().unwrap_or_else(|| json!({}));
@@ -152,7 +152,7 @@ impl Objects {
             let (sender, receiver) = mpsc::channel(100_000);
             let from = query.split('&').find_map(|pair| pair.strip_prefix("resourceVersion="));
             let from: u64 = from.and_then(|text| text.parse().ok()).unwrap_or(0);
-            // What changed before the watch began; nothing here is deleted meanwhile.
+            // Changes before the start of the watch; nothing is deleted meanwhile.
             for object in self.all.iter().filter(|(one, _)| is_of(one, path)).map(|(_, one)| one) {
                 let revision = object["metadata"]["resourceVersion"].as_str();
                 if revision.and_then(|text| text.parse().ok()).unwrap_or(0) > from {

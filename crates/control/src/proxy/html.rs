@@ -42,9 +42,9 @@ const ATTRIBUTES: &[(&str, &[&str])] = &[
     ("video", &["poster", "src"]),
 ];
 
-/// Where links lead to.
+/// The base of rewritten links.
 pub(super) struct Links {
-    /// What the proxy's own path is: `/api/v1/namespaces/NS/pods/NAME/proxy`.
+    /// The proxy's own path: `/api/v1/namespaces/NS/pods/NAME/proxy`.
     pub prefix: String,
     /// Names of the page's server.
     pub hosts: Vec<String>,
@@ -194,7 +194,7 @@ impl Rewriter {
     }
 }
 
-/// Where a tag's `>` is, outside of quotes.
+/// The position of a tag's `>` outside of quotes.
 fn tag_end(tag: &[u8]) -> Option<usize> {
     let mut quote = None;
     let mut before = b' ';

@@ -32,7 +32,7 @@ use transport::{Host, HostPort, is_global_unicast};
 
 use crate::kubelets::Kubelets;
 
-/// Whose address is asked for.
+/// The object whose address is needed.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Of {
     Pod,

@@ -66,7 +66,7 @@ pub const DESCRIPTOR: &dyn Row = &Descriptor::<Controller> {
 const BATCH: Duration = Duration::from_millis(100);
 const CONTROLLER: &str = "kubernetes.io/job-controller";
 const INDEX_ENV: &str = "JOB_COMPLETION_INDEX";
-/// Of a generated name without its random end.
+/// The maximum length of a generated name without its random end.
 const MAX_PREFIX: usize = 58;
 
 struct Controller {
@@ -83,18 +83,18 @@ struct Controller {
     memory: Mutex<HashMap<ObjectKey, Memory>>,
 }
 
-/// What the caches do not show (yet).
+/// The state that the caches do not show (yet).
 #[derive(Clone, Default)]
 struct Memory {
     uid: String,
     /// Uids of pods whose finalizers were removed.
     removed: BTreeSet<String>,
     backoff: Backoff,
-    /// Of our last write.
+    /// The resourceVersion of this controller's last write.
     version: u64,
 }
 
-/// What a Job must know of each of its pods, of which there may be thousands that have ended.
+/// The view of a Job's pod. A Job may have thousands of ended pods.
 struct Brief(Arc<Pod>);
 
 impl Projection<Pod> for Brief {
@@ -127,7 +127,7 @@ impl Projection<Pod> for Brief {
     }
 }
 
-/// What a Job may adopt. Pure.
+/// The pods that a Job may adopt. Pure.
 fn selector_of(job: &Job) -> Selector {
     let selector = job.spec.as_ref().and_then(|spec| spec.selector.as_ref());
     let parsed = selector.and_then(|one| Selector::from_api(Some(one)).ok());

@@ -30,7 +30,7 @@ impl Revision {
     }
 }
 
-/// What becomes of the history.
+/// The change of the history.
 pub enum Change {
     /// The newest is the current template's.
     None(Arc<ControllerRevision>),

@@ -140,7 +140,7 @@ struct Present {
     is_going: bool,
 }
 
-/// What a node looks like.
+/// The observed state of a node.
 struct Observed<'a> {
     name: &'a str,
     wanted: BTreeSet<Wanted>,
@@ -183,7 +183,7 @@ fn plan(observed: &Observed<'_>) -> Plan {
             attached.insert(unique, path);
         }
     }
-    // What others attached is not ours to take away.
+    // Attachments of other components are not removed.
     let others =
         observed.attached.iter().filter(|(name, _)| !name.starts_with("kubernetes.io/csi/"));
     attached.extend(others.map(|(name, path)| (name.clone(), path.clone())));

@@ -1,4 +1,4 @@
-//! What happens to a claim, and what to a volume. Pure.
+//! The next step of a claim and of a volume. Pure.
 //!
 //! ```text
 //! claim:  Pending ── volume found, or made ──► Bound ── volume lost ──► Lost
@@ -210,7 +210,7 @@ pub fn bound_status(
     (status != known).then_some(status)
 }
 
-/// What becomes of a volume.
+/// The next step of a volume.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Fate {
     /// Its phase, and why.

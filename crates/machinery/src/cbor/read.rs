@@ -15,7 +15,7 @@ use super::{Error, Major};
 const MAX_DEPTH: usize = 128;
 
 const BREAK: u8 = 0xff;
-/// Where the argument of a head would be, one that goes on until a [`BREAK`].
+/// The argument of a head whose items end with a [`BREAK`].
 const INDEFINITE: u8 = 31;
 
 const TAG_TIME_TEXT: u64 = 0;
@@ -53,7 +53,7 @@ fn inadmissible(why: impl Into<String>) -> Error {
     Error::Inadmissible(why.into())
 }
 
-/// What a head says.
+/// The content of a head.
 #[derive(Clone, Copy)]
 struct Head {
     major: Major,
@@ -166,7 +166,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// What follows the head of a string: one piece, or all until the break.
+    /// The bytes after the head of a string: one piece, or all until the break.
     fn string(&mut self, head: Head) -> Result<Cow<'a, [u8]>, Error> {
         if !head.is_indefinite() {
             return self.take(head.argument).map(Cow::Borrowed);
@@ -378,7 +378,7 @@ fn put_simple(out: &mut Vec<u8>, head: Head) -> Result<(), Error> {
     Ok(())
 }
 
-/// What a float is that JSON does not have.
+/// The form of a float that JSON does not have.
 fn no_number(value: f64) -> Option<&'static str> {
     match value {
         _ if value.is_nan() => Some("NaN"),

@@ -19,7 +19,7 @@ const NULL: u8 = 0xf6;
 /// A whole object, under the tag that says what it is.
 ///
 /// # Errors
-/// Of JSON's reader. The server's own is JSON, but may be nested deeper than that goes.
+/// The nesting limit of JSON's reader. The server's own is JSON, but may be nested deeper than that goes.
 pub fn object(json: &[u8]) -> serde_json::Result<Vec<u8>> {
     let mut out = Vec::with_capacity(json.len());
     out.extend_from_slice(MAGIC);

@@ -23,7 +23,7 @@ pub enum PatchKind {
     },
 }
 
-/// What a list or map means to server-side apply.
+/// The meaning of a list or map in server-side apply.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Topology {
     /// Replaced as a whole: the default of lists.
@@ -37,7 +37,7 @@ pub enum Topology {
     Granular,
 }
 
-/// What patches need to know of one field of a definition. Strategic merge and apply have columns of
+/// The facts about one field of a definition for patches. Strategic merge and apply have columns of
 /// their own, because they differ: container ports merge by `containerPort`, but are known to apply
 /// by `containerPort` and `protocol`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -125,7 +125,7 @@ pub fn json(document: &Value, patch: &[u8]) -> Result<Value, PatchError> {
         {
             continue;
         }
-        // What a failed patch leaves is dropped: undoing it is not needed, and panics after some moves.
+        // The result of a failed patch is dropped: it needs no undo, which panics after some moves.
         json_patch::patch_unsafe(&mut document, std::slice::from_ref(operation)).map_err(
             |mut error| {
                 error.operation = index;

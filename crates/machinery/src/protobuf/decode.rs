@@ -284,7 +284,7 @@ fn wrong(field: &Field, wire: Wire<'_>) -> Error {
     Error::WrongWireType { field: field.name, found: wire.wire_type() }
 }
 
-/// What a map's value is when the entry has none.
+/// The value of a map's entry without a value.
 fn absent(kind: Kind) -> Wire<'static> {
     match kind {
         Kind::Bool | Kind::Int32 | Kind::Int64 => Wire::Varint(0),

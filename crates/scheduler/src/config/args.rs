@@ -12,7 +12,7 @@ use machinery::names;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// Of all plugins of a profile.
+/// The arguments of all plugins of a profile.
 #[derive(Clone, Debug)]
 pub struct Args {
     pub fit: Scoring,

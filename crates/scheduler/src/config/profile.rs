@@ -85,7 +85,7 @@ impl Set {
     }
 }
 
-/// As in a file.
+/// The form in a configuration file.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(super) struct PluginsFile {

@@ -36,7 +36,7 @@ pub fn suffices(wanted: Option<&Wanted>, device: &Device, gone: &Consumed) -> bo
     })
 }
 
-/// What a request takes of a device.
+/// The capacity that a request consumes of a device.
 pub fn consumed(wanted: Option<&Wanted>, device: &Device) -> Wanted {
     let capacity = device.capacity.iter().flatten();
     capacity.map(|(name, one)| (name.clone(), consumed_of(wanted, name, one))).collect()

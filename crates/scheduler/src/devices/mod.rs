@@ -31,7 +31,7 @@ use machinery::quantity::Amount;
 pub use outcome::score;
 pub use selectors::Selectors;
 
-/// Of one claim. Upstream: `AllocationResultsMaxSize`.
+/// The maximum number of results of one claim. Upstream: `AllocationResultsMaxSize`.
 const MOST_RESULTS: usize = 32;
 /// The number of devices that the search tries for one node, unless the configuration sets a timeout:
 /// a long search delays all other pods.
@@ -53,7 +53,7 @@ impl fmt::Display for DeviceId {
 /// Capacities by name.
 pub type Consumed = BTreeMap<String, Amount>;
 
-/// What claims have already.
+/// The devices that claims already have.
 #[derive(Clone, Debug, Default)]
 pub struct Taken {
     whole: BTreeSet<DeviceId>,
@@ -66,7 +66,7 @@ impl Taken {
         let results =
             allocation.devices.iter().flat_map(|devices| devices.results.iter().flatten());
         for result in results {
-            // Those who administer a device do not take it from others.
+            // Admin access does not allocate the device.
             if result.admin_access == Some(true) {
                 continue;
             }

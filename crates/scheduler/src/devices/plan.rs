@@ -1,4 +1,4 @@
-//! What claims ask for, with defaults and classes looked up.
+//! The requests of claims, with defaults and device classes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use super::{Failure, title};
 /// One way to satisfy a request.
 #[derive(Debug)]
 pub struct Ask {
-    /// Of the request,
+    /// The count of the request,
     pub base: String,
     /// and of the alternative, if it is one.
     pub sub: Option<String>,
@@ -28,7 +28,7 @@ pub struct Ask {
 }
 
 impl Ask {
-    /// As results name it.
+    /// Its name in results.
     pub fn name(&self) -> String {
         match &self.sub {
             Some(sub) => format!("{}/{sub}", self.base),
@@ -36,7 +36,7 @@ impl Ask {
         }
     }
 
-    /// As messages name it.
+    /// Its name in messages.
     pub fn short_name(&self) -> &str {
         self.sub.as_deref().unwrap_or(&self.base)
     }

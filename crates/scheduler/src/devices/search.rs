@@ -25,7 +25,7 @@ pub struct Chosen {
     pub consumed: Option<Wanted>,
 }
 
-/// What one claim gets.
+/// The allocation of one claim.
 pub struct Solution {
     pub chosen: Vec<Chosen>,
     /// Which way each request went.
@@ -216,7 +216,7 @@ impl<'a> Search<'a> {
         Ok(false)
     }
 
-    /// What comes behind a device that was taken, which is given back if that leads nowhere.
+    /// Continues the search with an allocated device, and releases it if the search fails.
     fn after(&mut self, at: At, number: usize, start: usize) -> Result<bool, Stop> {
         let done = self.device(at, number + 1, start);
         if !matches!(done, Ok(true)) {

@@ -10,7 +10,7 @@ use cel::environments::{self, Domains};
 use cel::{Budget, Program, Value};
 use k8s_openapi::api::resource::v1::{Device, DeviceAttribute};
 
-/// Of one evaluation. Upstream: `CELSelectorExpressionMaxCost`.
+/// The maximum cost of one evaluation. Upstream: `CELSelectorExpressionMaxCost`.
 const MOST_COST: u64 = 1_000_000;
 /// Programs that are kept.
 const MOST_PROGRAMS: usize = 128;

@@ -119,7 +119,7 @@ impl DefaultPreemption {
             let status = budget.status.clone().unwrap_or_default();
             let selector = budget.spec.as_ref().and_then(|spec| spec.selector.as_ref());
             Budget {
-                // Of none at all this selects nothing, of an empty one everything.
+                // A missing selector selects nothing, an empty one everything.
                 selector: selector.map_or(Selector::nothing(), |selector| {
                     Selector::from_api(Some(selector)).unwrap_or(Selector::nothing())
                 }),
@@ -236,7 +236,7 @@ mod tests {
         check(0, &[], &["a", "b", "c"]);
         check(1, &[], &["b", "c"]);
         check(3, &[], &[]);
-        // Whose going is counted already costs nothing.
+        // A victim whose deletion is already counted costs nothing.
         check(1, &["a"], &["c"]);
     }
 

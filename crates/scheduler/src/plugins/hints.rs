@@ -12,7 +12,7 @@ use crate::framework::ClusterEvent;
 use crate::node::NodeInfo;
 use crate::pod::PodInfo;
 
-/// Of plugins that only a new node can please, or another spec.
+/// The hint of plugins that only a new node or a changed node spec can satisfy.
 pub fn node_appears(_: &PodInfo, event: &ClusterEvent) -> bool {
     matches!(event, ClusterEvent::NodeAdded(_) | ClusterEvent::PodUpdated)
 }
@@ -26,7 +26,7 @@ pub fn becomes(event: &ClusterEvent, holds: impl Fn(&NodeInfo) -> bool) -> bool 
     }
 }
 
-/// Of plugins that look at nodes' labels in ways of their own.
+/// The hint of plugins that read nodes' labels.
 pub fn is_labelled(_: &PodInfo, event: &ClusterEvent) -> bool {
     match event {
         ClusterEvent::NodeUpdated { old, new } => old.labels != new.labels,

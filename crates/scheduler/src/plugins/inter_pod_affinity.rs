@@ -59,7 +59,7 @@ pub(super) fn neighbours_change(pod: &PodInfo, event: &ClusterEvent) -> bool {
 }
 
 struct InterPodAffinity {
-    /// What a required term of a pod that is there counts in scoring.
+    /// The weight of a required term of an existing pod in scoring.
     hard_weight: i64,
     /// Pods that are there do not attract or repel one without terms of its own.
     ignores_others: bool,

@@ -24,7 +24,7 @@ async fn framework(tasks: &Tasks, collections: Vec<(&'static str, Vec<Value>)>) 
     Framework::new(PLUGINS, &Profile::default(), &handle).expect("the default profile")
 }
 
-/// Where a pod goes, or why nowhere.
+/// The node of a pod, or why it has none.
 fn placed(framework: &Framework, pod: &PodInfo, cluster: &crate::cluster::Cluster) -> String {
     framework.schedule(pod, cluster).unwrap_or_else(|why| why.to_string())
 }

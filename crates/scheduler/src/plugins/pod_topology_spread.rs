@@ -193,7 +193,7 @@ impl Filter for PodTopologySpread {
     }
 }
 
-/// What soft constraints need to know of the cluster.
+/// The counts of the cluster for soft constraints.
 struct Soft {
     /// Labels that a node must have to be scored.
     needed: Vec<String>,

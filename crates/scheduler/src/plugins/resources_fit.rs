@@ -51,7 +51,7 @@ pub const ROW: Row = Row {
     },
 };
 
-/// What a pod asks for, with what of each there is in two places.
+/// The requests of a pod, with the index of each resource in the node's amounts.
 fn asked<'a>(
     pod: &'a PodInfo,
     a: &'a Resources,
@@ -81,7 +81,7 @@ fn may_hold(pod: &PodInfo, node: &NodeInfo) -> bool {
 
 fn has_more(pod: &PodInfo, old: &NodeInfo, new: &NodeInfo) -> bool {
     let (old, new) = (&old.allocatable, &new.allocatable);
-    // What the node has nothing of may be devices.
+    // A resource that the node lacks may come from devices.
     let may_be_device = |name: &String| new.scalar.get(name).copied().unwrap_or(0) == 0;
     new.pods > old.pods
         || asked(pod, old, new).any(|(old, new)| new > old)

@@ -75,7 +75,7 @@ struct Found {
 struct Waiting {
     claim: Arc<PersistentVolumeClaim>,
     class: Arc<StorageClass>,
-    /// Where a volume can be made for it.
+    /// The nodes where a volume can be provisioned for it.
     room: Room,
 }
 

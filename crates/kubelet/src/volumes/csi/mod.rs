@@ -78,7 +78,7 @@ pub struct Csi {
     uses: Mutex<BTreeMap<UseKey, Use>>,
     /// Volumes that this process has staged, by unique name.
     staged: Mutex<BTreeSet<String>>,
-    /// Of volumes in work, by unique name.
+    /// The locks of volumes that are being changed, by unique name.
     turns: Turns,
     seen: watch::Sender<NodeVolumes>,
     /// Notified when the node's status must be updated.

@@ -21,7 +21,7 @@ struct Node {
     below: Set,
 }
 
-/// What an operation makes of two nodes of the same element, or of one without its like.
+/// The result of an operation for two nodes of the same element, or for one without a counterpart.
 struct Combine {
     /// Keep nodes that only the left, only the right set has?
     left: bool,

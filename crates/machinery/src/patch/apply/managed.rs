@@ -65,18 +65,18 @@ pub struct Write<'a> {
     pub api_version: &'a str,
     /// Empty for the object itself.
     pub subresource: &'a str,
-    /// Of the query or the User-Agent.
+    /// The field manager from the query or the User-Agent.
     pub manager: &'a str,
     pub now: Time,
 }
 
-/// What apply came to.
+/// The result of an apply.
 pub struct Applied {
     pub object: Value,
     pub entries: Vec<ManagedFieldsEntry>,
 }
 
-/// Why nothing was applied.
+/// Why an apply failed.
 #[derive(Debug, PartialEq)]
 pub enum ApplyError {
     Conflicts(Vec<Conflict>),
@@ -341,7 +341,7 @@ impl Write<'_> {
             let gone = set(&merged).difference(&set(&shown)).difference(&owned);
             (pruned, at) = (without(&merged, &gone, of.get()), version);
         }
-        // What the manager did not own before stays.
+        // Fields that the manager did not own before stay.
         let Some(shown) = self.in_version(&pruned, at, version)? else { return Ok(merged) };
         let set = |tree: &Value| with_parents(&extract(tree, of.get()), Some(of.get()));
         let gone = set(&there).difference(&set(&shown));

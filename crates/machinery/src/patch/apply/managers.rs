@@ -35,7 +35,7 @@ impl Operation {
 pub struct Manager {
     pub name: String,
     pub operation: Operation,
-    /// Of updaters.
+    /// The version of an updater.
     pub api_version: String,
     pub subresource: String,
 }
@@ -53,7 +53,7 @@ impl Manager {
     }
 }
 
-/// As conflicts name it: `"kubectl" using v1`.
+/// The form in conflicts: `"kubectl" using v1`.
 impl fmt::Display for Manager {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?}", self.name)?;
@@ -67,7 +67,7 @@ impl fmt::Display for Manager {
     }
 }
 
-/// What a manager owns.
+/// The fields of a manager.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Owned {
     pub set: Set,
@@ -196,7 +196,7 @@ impl Managers {
             {
                 self.fields.insert(bucket.clone(), owned);
             }
-            // Where the bucket is the manager itself, it is already in it.
+            // If the bucket is the manager itself, it already has the fields.
             if let Some(owned) = self.fields.remove(&manager)
                 && let Some(all) = self.fields.get_mut(&bucket)
             {
@@ -263,7 +263,7 @@ pub mod scale {
     const API_VERSION: &str = "autoscaling/v1";
     const REPLICAS: &[&str] = &["spec", "replicas"];
 
-    /// What the scale shows of its parent's entries.
+    /// The entries of a Scale, from its parent's.
     pub fn from_parent(
         entries: &[ManagedFieldsEntry],
         path: &[&str],

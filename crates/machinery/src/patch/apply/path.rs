@@ -79,7 +79,7 @@ impl Element {
     }
 }
 
-/// As conflicts show it: `.spec`, `[name="a"]`, `[="a"]`.
+/// The form in conflicts: `.spec`, `[name="a"]`, `[="a"]`.
 impl fmt::Display for Element {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -207,7 +207,7 @@ fn updates() {
             ["b","Update","v1",{"f:image":{}},2],
         ]),
     );
-    // Who loses all is gone; atomic lists and maps are one field.
+    // A manager without fields is removed; atomic lists and maps are one field.
     check(
         vec![
             Update("a", "v1", json!({"selector":{"k":"v"},"set":["p","q"]})),
@@ -221,7 +221,7 @@ fn updates() {
 
 #[test]
 fn applies() {
-    // What is no longer applied goes, unless somebody else owns it too.
+    // A field that is no longer applied is removed, unless another manager owns it, too.
     check(
         vec![
             Apply(

@@ -64,7 +64,7 @@ pub enum Elements {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Key {
     pub name: Box<str>,
-    /// What elements without the field have.
+    /// The default for elements without the field.
     pub default: Option<Value>,
 }
 
@@ -73,7 +73,7 @@ pub struct MapType {
     /// Owned as a whole.
     pub atomic: bool,
     pub fields: BTreeMap<Box<str>, Field>,
-    /// What fields are that `fields` does not name; `None`: there are no others.
+    /// The type of fields that `fields` does not name; `None`: there are no others.
     pub rest: Option<TypeRef>,
 }
 
@@ -151,7 +151,7 @@ impl Type {
         self.first()
     }
 
-    /// What it is where no value says.
+    /// The type without a value.
     pub(super) fn first(&self) -> Atom<'_> {
         match (&self.map, self.scalar, &self.list) {
             (Some(map), ..) => Atom::Map(map),
@@ -161,7 +161,7 @@ impl Type {
         }
     }
 
-    /// What a field of Go's that is always there has before anybody writes it.
+    /// The zero value of a Go field that is always present.
     pub(super) fn zero<'x, N: Node + 'x>(&self) -> &'x N {
         let which = match (&self.map, self.scalar) {
             (Some(_), _) => 0,
