@@ -93,7 +93,9 @@ impl RuntimeConfig {
         for (key, _) in MATCHERS {
             match self.0.get(*key).map(String::as_str) {
                 None | Some("true" | "false") => {}
-                Some(value) => return Err(ConfigError::Matcher { key, value: value.to_owned() }),
+                Some(value) => {
+                    return Err(ConfigError::Matcher { key: *key, value: value.to_owned() });
+                }
             }
         }
         for (key, value) in named {
