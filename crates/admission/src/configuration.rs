@@ -8,6 +8,8 @@ use std::path::Path;
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::OptionsError;
+
 /// Plugin names and their configurations.
 #[derive(Clone, Debug, Default)]
 pub struct Configuration(BTreeMap<String, Value>);
@@ -29,9 +31,10 @@ struct Plugin {
 
 impl Configuration {
     /// Relative paths are relative to the file.
-    pub fn read(file: &Path) -> Result<Self, String> {
+    pub fn read(file: &Path) -> Result<Self, OptionsError> {
         let text = |path: &Path| {
-            std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))
+            let path = path.to_owned();
+            std::fs::read_to_string(&path).map_err(|error| OptionsError::File { path, error })
         };
         let directory = file.parent().unwrap_or(Path::new("."));
         Self::parse(&text(file)?, |path| text(&directory.join(path)))
@@ -40,21 +43,22 @@ impl Configuration {
     /// `read` returns a plugin's own file, by the path in the text.
     pub fn parse(
         text: &str,
-        read: impl Fn(&str) -> Result<String, String>,
-    ) -> Result<Self, String> {
-        let file: File = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
+        read: impl Fn(&str) -> Result<String, OptionsError>,
+    ) -> Result<Self, OptionsError> {
+        let file: File =
+            serde_saphyr::from_str(text).map_err(|error| OptionsError::Syntax(Box::new(error)))?;
         if file.kind != "AdmissionConfiguration" {
-            return Err(format!(
-                "unexpected kind {:?}, expected AdmissionConfiguration",
-                file.kind
-            ));
+            return Err(OptionsError::Kind(file.kind));
         }
         let mut all = BTreeMap::new();
         for plugin in file.plugins {
             let tree = match (plugin.configuration, plugin.path.as_deref()) {
                 (Some(tree), _) => tree,
-                (None, Some(path)) if !path.is_empty() => serde_saphyr::from_str(&read(path)?)
-                    .map_err(|error| format!("{path}: {error}"))?,
+                (None, Some(path)) if !path.is_empty() => {
+                    serde_saphyr::from_str(&read(path)?).map_err(|error| {
+                        OptionsError::PluginFile { path: path.to_owned(), error: Box::new(error) }
+                    })?
+                }
                 _ => continue,
             };
             all.insert(plugin.name, tree);
@@ -78,7 +82,7 @@ mod tests {
             - name: EventRateLimit\n  path: limits.yaml\n";
         let read = |path: &str| match path {
             "limits.yaml" => Ok("limits: []".to_owned()),
-            other => Err(format!("{other}: not there")),
+            other => Err(OptionsError::Kind(other.into())),
         };
         let all = Configuration::parse(text, read).expect("a configuration");
         let enforce = all.of("PodSecurity").map(|tree| tree["defaults"]["enforce"].clone());

@@ -12,7 +12,7 @@ use lru::LruCache;
 use serde::Deserialize;
 use tokio::time::Instant;
 
-use crate::Row;
+use crate::{OptionsError, Row};
 
 const CACHE_SIZE: usize = 4096;
 
@@ -59,10 +59,9 @@ pub(crate) const ROW: Row = Row::disabled("EventRateLimit", |options| {
 pub(crate) struct EventRateLimit(Vec<Enforcer>);
 
 impl EventRateLimit {
-    pub fn new(configuration: Option<&serde_json::Value>) -> Result<Self, String> {
-        let tree = configuration.ok_or("EventRateLimit needs a configuration with limits")?;
-        let read: Configuration =
-            serde_json::from_value(tree.clone()).map_err(|error| error.to_string())?;
+    pub fn new(configuration: Option<&serde_json::Value>) -> Result<Self, OptionsError> {
+        let tree = configuration.ok_or(OptionsError::NoLimits)?;
+        let read: Configuration = serde_json::from_value(tree.clone())?;
         let enforcer = |limit: Limit| {
             let size = NonZeroUsize::new(limit.cache_size);
             let size = size.or(NonZeroUsize::new(CACHE_SIZE)).unwrap_or(NonZeroUsize::MIN);

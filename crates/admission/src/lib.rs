@@ -12,6 +12,7 @@ mod configuration;
 mod default_ingress_class;
 mod default_storage_class;
 mod default_toleration_seconds;
+mod error;
 mod event_rate_limit;
 mod extended_resource_toleration;
 mod external_ips;
@@ -29,6 +30,7 @@ mod policy;
 mod priority;
 mod resource_quota;
 mod resources;
+mod rounds;
 mod runtime_class;
 mod service_account;
 mod storage_in_use;
@@ -44,6 +46,7 @@ use release::features::{self, Feature};
 
 pub use certificates::PodCertificateSigning;
 pub use configuration::Configuration;
+pub use error::{OptionsError, WebhookError};
 /// The HTTP client of webhooks, also for the conversion webhooks of custom resources.
 pub use webhook::call::{Address, Clients, Endpoint};
 
@@ -60,8 +63,8 @@ pub struct Options {
 }
 
 impl Options {
-    fn authorizer(&self, plugin: &str) -> Result<Arc<dyn Authorizer>, String> {
-        self.authorizer.clone().ok_or_else(|| format!("{plugin} requires an authorizer"))
+    fn authorizer(&self, plugin: &'static str) -> Result<Arc<dyn Authorizer>, OptionsError> {
+        self.authorizer.clone().ok_or(OptionsError::NoAuthorizer(plugin))
     }
 }
 
@@ -75,7 +78,7 @@ pub(crate) struct Row {
     gate: Option<Feature>,
 }
 
-type Make = fn(&Options) -> Result<Box<dyn Plugin>, String>;
+type Make = fn(&Options) -> Result<Box<dyn Plugin>, OptionsError>;
 
 impl Row {
     /// A plugin that runs unless `--disable-admission-plugins` names it.
@@ -159,18 +162,16 @@ pub(crate) fn aggregate(mut errors: Vec<String>) -> Option<String> {
 }
 
 /// The chain of the enabled plugins. An unknown name is an error that lists the known ones.
-pub fn chain(options: &Options) -> Result<Chain, String> {
+pub fn chain(options: &Options) -> Result<Chain, OptionsError> {
     for name in options.enable.iter().chain(&options.disable) {
         if !PLUGINS.iter().any(|row| row.name == name) {
             let known: Vec<&str> = PLUGINS.iter().map(|row| row.name).collect();
-            return Err(format!(
-                "unknown admission plugin {name:?}; known are {}",
-                known.join(", ")
-            ));
+            let (name, known) = (name.clone(), known.join(", "));
+            return Err(OptionsError::UnknownPlugin { name, known });
         }
     }
     let enabled = PLUGINS.iter().filter(|row| row.is_enabled(options));
-    let made: Result<Vec<_>, String> = enabled.map(|row| (row.make)(options)).collect();
+    let made: Result<Vec<_>, OptionsError> = enabled.map(|row| (row.make)(options)).collect();
     Ok(Chain(made?))
 }
 
@@ -202,6 +203,7 @@ mod tests {
                 authorizer: Some(Arc::new(Nobody)),
                 ..super::Options::default()
             });
+            let chain = chain.map_err(|why| why.to_string());
             chain.map(|chain| chain.0.iter().map(|plugin| plugin.name()).collect::<Vec<_>>())
         };
         assert_eq!(

@@ -207,12 +207,12 @@ impl Criteria {
         if rule.matches(place) {
             return Some(row.clone());
         }
-        if !self.equivalent || row.storage.is_none() {
+        if !self.equivalent || !row.is_stored() {
             return None;
         }
         let table = attributes.registry.resources();
         let mut others = table.iter().filter(|other| {
-            other.storage == row.storage
+            other.prefix() == row.prefix()
                 && (place.subresource.is_empty() || other.subresource(place.subresource).is_some())
         });
         let fits = |other: &&Arc<Resource>| {

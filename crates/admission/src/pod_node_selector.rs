@@ -8,7 +8,7 @@ use apiserver::admission::{Attributes, Operation, Plugin};
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 
-use crate::Row;
+use crate::{OptionsError, Row};
 
 const ANNOTATION: &str = "scheduler.alpha.kubernetes.io/node-selector";
 const CLUSTER: &str = "clusterDefaultNodeSelector";
@@ -24,11 +24,11 @@ pub(crate) const ROW: Row = Row::disabled("PodNodeSelector", |options| {
 pub(crate) struct PodNodeSelector(Labels);
 
 impl PodNodeSelector {
-    pub fn new(configuration: Option<&serde_json::Value>) -> Result<Self, String> {
+    pub fn new(configuration: Option<&serde_json::Value>) -> Result<Self, OptionsError> {
         let Some(tree) = configuration.map(|tree| &tree["podNodeSelectorPluginConfig"]) else {
             return Ok(Self(Labels::new()));
         };
-        serde_json::from_value(tree.clone()).map(Self).map_err(|error| error.to_string())
+        Ok(Self(serde_json::from_value(tree.clone())?))
     }
 
     async fn wanted(&self, attributes: &Attributes<'_>) -> Result<Labels, StatusError> {

@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use k8s_openapi::api::core::v1::{Namespace, Pod, Toleration};
 use serde::Deserialize;
 
-use crate::Row;
+use crate::{OptionsError, Row};
 
 const DEFAULTS: &str = "scheduler.alpha.kubernetes.io/defaultTolerations";
 const ALLOWED: &str = "scheduler.alpha.kubernetes.io/tolerationsWhitelist";
@@ -27,9 +27,9 @@ pub(crate) struct PodTolerationRestriction {
 }
 
 impl PodTolerationRestriction {
-    pub fn new(configuration: Option<&serde_json::Value>) -> Result<Self, String> {
+    pub fn new(configuration: Option<&serde_json::Value>) -> Result<Self, OptionsError> {
         let read = |tree: &serde_json::Value| serde_json::from_value(tree.clone());
-        configuration.map_or(Ok(Self::default()), read).map_err(|error| error.to_string())
+        Ok(configuration.map_or(Ok(Self::default()), read)?)
     }
 }
 

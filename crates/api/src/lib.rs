@@ -12,6 +12,7 @@ pub mod protobuf;
 pub mod qos;
 pub mod quota;
 pub mod restarts;
+pub mod scale;
 pub mod schema;
 pub mod taints;
 pub mod types;

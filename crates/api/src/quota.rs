@@ -26,7 +26,8 @@ const IMPLICIT: &str = "deviceclass.resource.kubernetes.io/";
 /// A request for all devices counts as this many. Upstream: `AllocationResultsMaxSize`.
 const ALL_DEVICES: i64 = 32;
 const CLASS_ANNOTATION: &str = "volume.beta.kubernetes.io/storage-class";
-const PODS: &[&str] = &[
+/// The names of quotas of pods, except hugepages and extended resources.
+pub const PODS: &[&str] = &[
     "count/pods",
     "cpu",
     "memory",
@@ -39,12 +40,13 @@ const PODS: &[&str] = &[
     "limits.ephemeral-storage",
     "pods",
 ];
-const SERVICES: &[&str] =
+/// The names of quotas of Services.
+pub const SERVICES: &[&str] =
     &["count/services", "services", "services.nodeports", "services.loadbalancers"];
 const CLAIMS: &[&str] =
     &["count/persistentvolumeclaims", "persistentvolumeclaims", "requests.storage"];
 /// Resources that count under their short names, too, not only under `count/…`.
-const COUNTED: &[&str] = &["replicationcontrollers", "resourcequotas", "secrets", "configmaps"];
+pub const COUNTED: &[&str] = &["replicationcontrollers", "resourcequotas", "secrets", "configmaps"];
 
 /// `count/deployments.apps`; core resources have no group.
 pub fn count_name(group: &str, resource: &str) -> String {

@@ -1,4 +1,4 @@
-//! Further versions of built-in kinds: those that are served only if somebody asks for them.
+//! Further versions of built-in kinds, which are served only if `--runtime-config` enables them.
 //!
 //! In: a table. Out: a [`Version`] with its codec, and objects of it: each is the stored version's
 //! object under another name, so that no kind has a second Rust type. Where the versions' fields
@@ -19,10 +19,10 @@ use crate::{facts, kinds, protobuf};
 pub struct Family {
     /// `resource.k8s.io/v1beta1`.
     pub api_version: &'static str,
-    /// What they are stored as.
+    /// The stored version.
     pub stored: &'static str,
     pub kinds: &'static [&'static str],
-    /// What users are told behind version and kind; empty where nothing is deprecated yet.
+    /// The deprecation warning behind version and kind; empty if the version is not deprecated.
     deprecation: &'static str,
 }
 
@@ -146,7 +146,7 @@ pub struct Version {
     pub kind: &'static str,
 }
 
-/// Of all kinds.
+/// The further versions of all kinds.
 pub fn all() -> impl Iterator<Item = Version> {
     FAMILIES.iter().flat_map(|family| family.kinds.iter().map(|kind| Version { family, kind }))
 }
@@ -174,7 +174,7 @@ impl Version {
         self.family.stored
     }
 
-    /// What upstream warns its users of.
+    /// Upstream's deprecation warning.
     pub fn deprecation(self) -> Option<String> {
         let Family { api_version, deprecation, .. } = self.family;
         (!deprecation.is_empty()).then(|| format!("{api_version} {} {deprecation}", self.kind))
@@ -237,7 +237,7 @@ struct Renamed {
     stored: Box<dyn Object>,
 }
 
-/// The object in the stored version; one that is not of another is returned as it is.
+/// Converts the object to the stored version; an object of the stored version is returned unchanged.
 pub fn stored(object: Box<dyn Object>) -> Box<dyn Object> {
     object.downcast::<Renamed>().map_or_else(|| object.boxed_clone(), |one| one.stored.clone())
 }
@@ -334,7 +334,7 @@ impl Renaming {
         let version = self.version;
         let mut unknown = vec![];
         if version.box_of().is_some() {
-            // What is unknown here may be known there.
+            // A field that is unknown in this version may be known in the other.
             let name = facts::definition_name(version.group(), version.version(), version.kind);
             prune(name.unwrap_or_default(), &mut tree, "", &mut unknown);
             version.reshape(&mut tree, Way::ToStored);

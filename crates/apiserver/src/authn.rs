@@ -7,6 +7,10 @@ use http::request::Parts;
 use crate::StatusError;
 use crate::request::UserInfo;
 
+pub const AUTHENTICATED: &str = "system:authenticated";
+pub const UNAUTHENTICATED: &str = "system:unauthenticated";
+pub const ANONYMOUS: &str = "system:anonymous";
+
 /// The DER certificates that the peer presented and TLS verified, leaf first; an extension of the
 /// request.
 #[derive(Clone, Debug)]
@@ -20,4 +24,12 @@ pub struct LocalIdentity(pub UserInfo);
 pub trait Authenticator: Send + Sync {
     /// `None`: no credentials of this kind. An error: wrong credentials of this kind (`Unauthorized`).
     async fn authenticate(&self, request: &Parts) -> Result<Option<UserInfo>, StatusError>;
+}
+
+/// Adds `system:authenticated` to a known user.
+pub fn with_group(mut user: UserInfo) -> UserInfo {
+    if !user.in_group(AUTHENTICATED) && !user.in_group(UNAUTHENTICATED) && user.name != ANONYMOUS {
+        user.groups.push(AUTHENTICATED.into());
+    }
+    user
 }

@@ -5,7 +5,7 @@
 //!
 //! Invariants:
 //! - a watcher sees every event of its scope above its start revision, in revision order, once;
-//! - events are shared, a watcher is a cursor: a slow one costs nobody anything. One that falls off
+//! - events are shared, a watcher is a cursor: a slow one costs the others nothing. One that falls off
 //!   the ring goes on with the store's history, and ends with `Expired` where that is compacted. States that
 //!   are still the newest are not read again there, and readers of this process get no others;
 //! - the state at `revision` is complete: every store event up to it has been applied;
@@ -31,7 +31,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use crate::request::Key;
-use crate::resource::Resource;
+use crate::resource::{FieldValues, Resource};
 use crate::stored::Stored;
 
 /// Events kept in memory for watchers that come back; older ones are read from the store.
@@ -111,17 +111,20 @@ impl Entry {
             labels: Pairs,
         }
         let head: Head = serde_json::from_slice(plain).map_err(StatusError::internal)?;
-        let fields = match row.strategy.fields_in(plain) {
-            Some(fields) => fields.map_err(StatusError::internal)?.into_iter().collect(),
-            None if row.strategy.has_selectable_fields() => {
+        let names = &row.fields.names;
+        let fields = match &row.fields.values {
+            _ if names.is_empty() => Pairs::default(),
+            FieldValues::OfJson(read) => {
+                names.iter().zip(read(plain).map_err(StatusError::internal)?).collect()
+            }
+            FieldValues::OfObject(read) => {
                 let object = if row.custom {
                     Stored::new(row.clone(), plain.clone(), revision).object()?
                 } else {
                     row.stored_codec().decode_stored(plain).map_err(StatusError::internal)?
                 };
-                row.strategy.field_values(&*object).into_iter().collect()
+                names.iter().zip(read(&*object)).collect()
             }
-            None => Pairs::default(),
         };
         let (labels, row) = (head.metadata.labels, row.clone());
         Ok(Self { key, revision, value, labels, fields, row, note: OnceLock::new() })
@@ -272,7 +275,7 @@ pub fn storage_prefix(storage: &str) -> String {
 
 impl Cacher {
     pub fn new(row: Arc<Resource>, store: Arc<dyn Store>) -> Arc<Self> {
-        let storage = row.storage.as_deref().expect("only stored resources have a cacher");
+        let storage = row.prefix().expect("only stored resources have a cacher");
         let state = State {
             entries: BTreeSet::new(),
             bytes: 0,
@@ -301,7 +304,7 @@ impl Cacher {
         &self.row
     }
 
-    /// Ends the feed, and watches once they have read what is here.
+    /// Ends the feed. Watches end when they have read all cached events.
     pub fn retire(&self) {
         self.retired.send_replace(true);
         self.reached.send_modify(|_| {});
@@ -895,7 +898,7 @@ mod tests {
             assert!(begun.elapsed() < FRESHNESS_LIMIT);
         };
         let watch = async {
-            // The other future has asked, and nobody was there.
+            // The other future has looked and found no waiter.
             tokio::task::yield_now().await;
             cacher.may_ask(progress);
             asked.recv().await.expect("it is asked again");

@@ -93,7 +93,7 @@ impl Discovery {
         match documents.by_path.get(path) {
             Some(json) => codec::json(&accept, StatusCode::OK, json.clone()),
             // The rest of a group's paths is routed, and so is what it does not have.
-            None if is_routed(registry, path) => codec::error(&accept, &crate::verbs::no_route()),
+            None if is_routed(registry, path) => codec::error(&accept, &codec::no_route()),
             None => codec::page_not_found(),
         }
     }
@@ -316,7 +316,7 @@ fn api_resource(row: &Resource) -> Value {
     if !row.categories.is_empty() {
         json["categories"] = row.categories.clone().into();
     }
-    if row.storage.is_some() && features::enabled(Feature::StorageVersionHash) {
+    if row.is_stored() && features::enabled(Feature::StorageVersionHash) {
         json["storageVersionHash"] = storage_version_hash(row).into();
     }
     json

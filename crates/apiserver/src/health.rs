@@ -91,15 +91,6 @@ impl Health {
         self.push(Named { name: name.into(), check: Arc::new(check), readiness_only: false });
     }
 
-    /// A check of `/readyz` only.
-    pub fn add_readiness(
-        &self,
-        name: &str,
-        check: impl Fn() -> BoxFuture<'static, Result<(), String>> + Send + Sync + 'static,
-    ) {
-        self.push(Named { name: name.into(), check: Arc::new(check), readiness_only: true });
-    }
-
     /// `poststarthook/NAME`, which fails until the hook is done.
     pub fn hook(&self, name: &str) -> Hook {
         self.once(&format!("poststarthook/{name}"), false)

@@ -3,6 +3,7 @@
 //! Routes, discovery, OpenAPI, short names, columns and storage keys derive from the rows. A custom resource
 //! is a row made from a CRD; it takes the same path.
 
+use std::any::TypeId;
 use std::borrow::Cow;
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -12,6 +13,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::Bytes;
 use http_body_util::combinators::UnsyncBoxBody;
+use k8s_openapi::ClusterResourceScope;
 use machinery::field::FieldErrors;
 use machinery::object::Codec;
 use machinery::{Object, StatusError};
@@ -57,6 +59,8 @@ pub struct Resource {
     pub group: String,
     pub version: String,
     pub kind: String,
+    /// The kind of lists.
+    pub list_kind: String,
     /// The name in URLs: `pods`.
     pub plural: String,
     pub singular: String,
@@ -64,16 +68,20 @@ pub struct Resource {
     pub categories: Vec<String>,
     pub namespaced: bool,
     pub verbs: Vec<&'static str>,
-    /// The storage prefix below `/registry/`, for example `pods` or `services/specs`. `None`: nothing is
-    /// stored, and [`Strategy::review`] answers `create` (SubjectAccessReview and similar kinds).
-    pub storage: Option<String>,
+    pub storage: Storage,
     /// The kind in this version.
     pub codec: Arc<dyn Codec>,
     /// Between this version's kind and the stored one; `None` if they are the same.
     pub conversion: Option<Arc<dyn Conversion>>,
     /// Works on objects of the stored version.
     pub strategy: Arc<dyn Strategy>,
+    pub settings: Settings,
+    pub allocator: Option<Arc<dyn Allocator>>,
+    pub fields: SelectableFields,
+    pub table: Arc<dyn TableConvertor>,
     pub subresources: Vec<Subresource>,
+    /// The deprecation warning of the resource in this version.
+    pub deprecation: Option<Cow<'static, str>>,
     /// Whether the kind comes from a CRD. Lists of built-in kinds omit the items' kind and version.
     pub custom: bool,
     /// The stored kind's definition, for example `io.k8s.api.core.v1.Pod`, and its source: for patches. Empty
@@ -83,6 +91,46 @@ pub struct Resource {
 }
 
 impl Resource {
+    /// A namespaced resource without rules, whose objects are stored below its plural.
+    pub fn new(
+        (group, version, kind): (&str, &str, &str),
+        plural: &str,
+        codec: Arc<dyn Codec>,
+    ) -> Self {
+        Self {
+            group: group.into(),
+            version: version.into(),
+            kind: kind.into(),
+            list_kind: format!("{kind}List"),
+            plural: plural.into(),
+            singular: kind.to_lowercase(),
+            short_names: vec![],
+            categories: vec![],
+            namespaced: true,
+            verbs: ALL_VERBS.to_vec(),
+            storage: Storage::Stored(plural.into()),
+            codec,
+            conversion: None,
+            strategy: Arc::new(NoRules),
+            settings: Settings::DEFAULT,
+            allocator: None,
+            fields: SelectableFields::default(),
+            table: Arc::new(DefaultTable),
+            subresources: vec![],
+            deprecation: None,
+            custom: false,
+            definition: String::new(),
+            schema: None,
+        }
+    }
+
+    /// The same of a Rust type, which knows its names and scope.
+    pub fn of<T: k8s_openapi::Resource + 'static>(codec: Arc<dyn Codec>) -> Self {
+        let kind = (T::GROUP, T::VERSION, T::KIND);
+        let namespaced = TypeId::of::<T::Scope>() != TypeId::of::<ClusterResourceScope>();
+        Self { namespaced, ..Self::new(kind, T::URL_PATH_SEGMENT, codec) }
+    }
+
     pub fn api_version(&self) -> String {
         if self.group.is_empty() {
             self.version.clone()
@@ -91,17 +139,21 @@ impl Resource {
         }
     }
 
+    /// The prefix of stored objects below `/registry/`; `None` for a resource that is not stored.
+    pub fn prefix(&self) -> Option<&str> {
+        match &self.storage {
+            Storage::Stored(prefix) => Some(prefix),
+            Storage::Computed(_) | Storage::Review(_) => None,
+        }
+    }
+
+    pub fn is_stored(&self) -> bool {
+        self.prefix().is_some()
+    }
+
     /// The codec of the stored version.
     pub fn stored_codec(&self) -> &dyn Codec {
         self.conversion.as_ref().map_or(&*self.codec, |conversion| conversion.stored_codec())
-    }
-
-    /// The deprecation warning of the resource in this version.
-    pub fn deprecation(&self) -> Option<Cow<'_, str>> {
-        match self.conversion.as_ref().and_then(|conversion| conversion.deprecation()) {
-            Some(text) => Some(Cow::Borrowed(text)).filter(|text| !text.is_empty()),
-            None => self.strategy.deprecation_text(),
-        }
     }
 
     pub fn subresource(&self, name: &str) -> Option<&Subresource> {
@@ -138,11 +190,6 @@ pub trait Conversion: Send + Sync {
     /// Whether this value has another version than the stored one.
     fn is_stale(&self, _value: &[u8]) -> bool {
         false
-    }
-
-    /// The deprecation warning of the served version, empty if there is none; `None`: the strategy knows it.
-    fn deprecation(&self) -> Option<&str> {
-        None
     }
 }
 
@@ -319,17 +366,188 @@ impl MetadataRules {
     pub const WHOLE: Self = Self { update: &[MetadataPass::Whole], ..Self::FULL };
 }
 
-/// How a kind behaves. Every method has a default: most kinds need only a few. Objects have the type of the
-/// stored version.
+/// Constants of a kind. Upstream: constant methods of its strategy, fields of its store.
+#[derive(Clone, Copy)]
+pub struct Settings {
+    /// Errors of the name's syntax; see `machinery::names`.
+    pub name_errors: fn(&str) -> Vec<String>,
+    pub metadata_rules: MetadataRules,
+    /// Whether new objects start with generation 1.
+    pub has_generation: bool,
+    /// Whether PUT may create.
+    pub create_on_update: bool,
+    /// Whether PUT needs no resourceVersion.
+    pub unconditional_update: bool,
+    /// Whether a delete answers with the object instead of a Status.
+    pub returns_deleted_object: bool,
+    /// The default propagation policy of a delete: `true` keeps dependents (orphan).
+    pub orphans_by_default: bool,
+    /// A warning for a delete without a propagation policy.
+    pub delete_warning: Option<&'static str>,
+    /// The group in errors, if it is not the kind's.
+    pub error_group: Option<&'static str>,
+    /// An annotation that Tables and metadata-only answers lack. Upstream: a conversion to the served version
+    /// adds it, and those answers are made of the internal object.
+    pub annotation_of_whole_objects: Option<&'static str>,
+    /// Seconds that an object lives in the store (Events); `None` for no limit.
+    pub ttl_seconds: fn() -> Option<i64>,
+}
+
+impl Settings {
+    pub const DEFAULT: Self = Self {
+        name_errors: machinery::names::dns1123_subdomain,
+        metadata_rules: MetadataRules::FULL,
+        has_generation: false,
+        create_on_update: false,
+        unconditional_update: true,
+        returns_deleted_object: false,
+        orphans_by_default: false,
+        delete_warning: None,
+        error_group: None,
+        annotation_of_whole_objects: None,
+        ttl_seconds: || None,
+    };
+}
+
+/// The fields that selectors may use in addition to `metadata.name` and `metadata.namespace`.
+#[derive(Clone, Default)]
+pub struct SelectableFields {
+    pub names: Vec<Cow<'static, str>>,
+    pub values: FieldValues,
+    /// The error for a field that is not selectable, if it is not the usual one.
+    pub unknown: Option<fn(&str) -> String>,
+}
+
+/// Reads the values of an object's selectable fields, in the order of their names.
+#[derive(Clone)]
+pub enum FieldValues {
+    OfObject(Arc<dyn Fn(&dyn Object) -> Vec<String> + Send + Sync>),
+    /// Reads them from the JSON of the stored version without decoding all of it. For kinds with many
+    /// objects.
+    OfJson(fn(&[u8]) -> serde_json::Result<Vec<String>>),
+}
+
+impl Default for FieldValues {
+    fn default() -> Self {
+        Self::OfObject(Arc::new(|_| vec![]))
+    }
+}
+
+impl SelectableFields {
+    pub fn contains(&self, name: &str) -> bool {
+        self.names.iter().any(|one| one == name)
+    }
+
+    /// The error for a selector with a field that is not selectable.
+    pub fn unknown(&self, field: &str) -> String {
+        match self.unknown {
+            Some(text) => text(field),
+            None if self.names.is_empty() => format!(
+                "{field:?} is not a known field selector: only \"metadata.name\", \"metadata.namespace\""
+            ),
+            None => format!("field label not supported: {field}"),
+        }
+    }
+}
+
+/// Where the objects of a resource come from.
+#[derive(Clone)]
+pub enum Storage {
+    /// The store has them below `/registry/` and this prefix, for example `pods` or `services/specs`.
+    Stored(String),
+    /// They are computed for each request.
+    Computed(Arc<dyn Computed>),
+    /// There are none: the answer of `create` is computed (SubjectAccessReview and similar kinds).
+    Review(Arc<dyn Review>),
+}
+
 #[async_trait]
+pub trait Computed: Send + Sync {
+    /// The current objects. `wanted` restricts them: an empty namespace or name means all.
+    async fn computed(
+        &self,
+        registry: &Registry,
+        wanted: &Key,
+    ) -> Result<Vec<Box<dyn Object>>, StatusError>;
+}
+
+#[async_trait]
+pub trait Review: Send + Sync {
+    async fn review(
+        &self,
+        registry: &Registry,
+        ctx: &RequestContext,
+        object: Box<dyn Object>,
+    ) -> Result<Created, StatusError>;
+}
+
+/// Allocates what objects need from the registry: cluster IPs and node ports of Services.
+#[async_trait]
+pub trait Allocator: Send + Sync {
+    /// Sets fields that only the registry knows, before validation, or refuses the object with its own
+    /// error. It allocates nothing.
+    async fn settle(
+        &self,
+        registry: &Registry,
+        ctx: &RequestContext,
+        object: &mut dyn Object,
+        old: Option<&dyn Object>,
+    ) -> Result<(), StatusError>;
+
+    /// Allocates what the object needs before it is written, and may write it into the object. Runs after
+    /// validation; a dry run has no side effects.
+    async fn allocate(
+        &self,
+        registry: &Registry,
+        ctx: &RequestContext,
+        object: &mut dyn Object,
+        old: Option<&dyn Object>,
+    ) -> Result<(), StatusError>;
+
+    /// Releases allocations that the object `had` and that are no longer needed: after it was removed, or
+    /// after an update to `now` was written.
+    async fn release(&self, registry: &Registry, had: &dyn Object, now: Option<&dyn Object>);
+
+    /// Called after a failed write with (some) allocations by [`allocate`](Self::allocate): releases those
+    /// that the stored object, if it exists, does not have.
+    async fn abandoned(&self, registry: &Registry, object: &dyn Object);
+}
+
+/// Prints objects as rows of a Table. Upstream: `TableConvertor`.
+pub trait TableConvertor: Send + Sync {
+    fn columns(&self) -> Vec<Column>;
+
+    /// One cell per column.
+    fn cells(&self, object: &dyn Object) -> Vec<Value>;
+
+    /// Conditions of the Table's row, for example that a pod is completed.
+    fn row_conditions(&self, _object: &dyn Object) -> Vec<Value> {
+        vec![]
+    }
+}
+
+/// Prints Name and Created At.
+pub struct DefaultTable;
+
+impl TableConvertor for DefaultTable {
+    fn columns(&self) -> Vec<Column> {
+        vec![NAME_COLUMN, CREATED_AT_COLUMN]
+    }
+
+    fn cells(&self, object: &dyn Object) -> Vec<Value> {
+        let created = object.meta().creation_timestamp.as_ref().map(|time| time.0.to_string());
+        vec![object.name().into(), created.into()]
+    }
+}
+
+/// How a kind's objects behave from their creation to their removal. Every method has a default: most kinds
+/// need only a few. Objects have the type of the stored version.
 pub trait Strategy: Send + Sync {
     /// Sets defaults. Idempotent.
     fn default(&self, _object: &mut dyn Object) {}
 
     /// Clears fields that a creator may not set (status), and sets initial values.
-    fn prepare_create(&self, _ctx: &RequestContext, object: &mut dyn Object) {
-        let _ = object;
-    }
+    fn prepare_create(&self, _ctx: &RequestContext, _object: &mut dyn Object) {}
 
     /// Copies fields from `old` that this write may not change: the spec for `status`, the status for the
     /// main resource, all but its part for another subresource.
@@ -339,22 +557,6 @@ pub trait Strategy: Send + Sync {
     /// kinds without a generation keep the default.
     fn bumps_generation(&self, _object: &dyn Object, _old: &dyn Object) -> bool {
         false
-    }
-
-    /// An annotation that Tables and metadata-only answers lack. Upstream: a conversion to the served version
-    /// adds it, and those answers are made of the internal object.
-    fn annotation_of_whole_objects(&self) -> Option<&'static str> {
-        None
-    }
-
-    /// Whether new objects start with generation 1.
-    fn has_generation(&self) -> bool {
-        false
-    }
-
-    /// The group in errors.
-    fn error_group<'a>(&self, group: &'a str) -> &'a str {
-        group
     }
 
     fn validate(&self, _object: &Examined<'_>) -> FieldErrors {
@@ -370,35 +572,15 @@ pub trait Strategy: Send + Sync {
         self.validate(object)
     }
 
-    /// Errors of the name's syntax; see `machinery::names`.
-    fn name_errors(&self, name: &str) -> Vec<String> {
-        machinery::names::dns1123_subdomain(name)
-    }
-
     /// Errors of a new object's `name` (or `generateName`) that follow from the rest of the object. They come
     /// before those of other metadata.
     fn own_name_errors(&self, _object: &dyn Object, _name: &str) -> Vec<String> {
         vec![]
     }
 
-    /// The rules for the metadata.
-    fn metadata_rules(&self) -> MetadataRules {
-        MetadataRules::FULL
-    }
-
     /// Texts for `Warning:` headers.
     fn warnings(&self, _object: &Examined<'_>, _old: Option<&Examined<'_>>) -> Vec<String> {
         vec![]
-    }
-
-    /// Whether PUT may create.
-    fn create_on_update(&self) -> bool {
-        false
-    }
-
-    /// Whether PUT needs no resourceVersion.
-    fn unconditional_update(&self) -> bool {
-        true
     }
 
     fn grace(&self, _object: &dyn Object, _requested: Option<i64>) -> Grace {
@@ -412,165 +594,12 @@ pub trait Strategy: Send + Sync {
     fn holds_back_removal(&self, _object: &dyn Object) -> bool {
         false
     }
-
-    /// Whether a delete answers with the object instead of a Status.
-    fn returns_deleted_object(&self) -> bool {
-        false
-    }
-
-    /// The default propagation policy of a delete: `true` keeps dependents (orphan).
-    fn orphans_by_default(&self) -> bool {
-        false
-    }
-
-    /// A warning for a delete without a propagation policy.
-    fn delete_warning(&self) -> Option<&'static str> {
-        None
-    }
-
-    /// Selectable fields in addition to `metadata.name` and `metadata.namespace`.
-    fn selectable_fields(&self, _object: &dyn Object) -> Vec<(&'static str, String)> {
-        vec![]
-    }
-
-    /// Names of all these selectable fields; selectors with others are refused.
-    fn selectable_names(&self) -> &'static [&'static str] {
-        &[]
-    }
-
-    /// Like [`selectable_names`](Self::selectable_names), for kinds whose fields are known only at run time.
-    fn is_selectable(&self, name: &str) -> bool {
-        self.selectable_names().contains(&name)
-    }
-
-    /// Whether there are selectable fields in addition to name and namespace.
-    fn has_selectable_fields(&self) -> bool {
-        !self.selectable_names().is_empty()
-    }
-
-    /// Like [`selectable_fields`](Self::selectable_fields), for the same kinds.
-    fn field_values(&self, object: &dyn Object) -> Vec<(Cow<'static, str>, String)> {
-        let mut fields = self.selectable_fields(object);
-        if fields.is_empty() && self.has_selectable_fields() {
-            fields = self.fields_in(&object.encode()).and_then(Result::ok).unwrap_or_default();
-        }
-        fields.into_iter().map(|(name, value)| (Cow::Borrowed(name), value)).collect()
-    }
-
-    /// Like [`field_values`](Self::field_values), read from the JSON of the stored version without decoding
-    /// all of it; `None` if the object must be decoded. For kinds with many objects.
-    fn fields_in(&self, _json: &[u8]) -> Option<serde_json::Result<Vec<(&'static str, String)>>> {
-        None
-    }
-
-    /// The error for a selector with a field that is not selectable.
-    fn unknown_field(&self, field: &str) -> String {
-        unknown_field(self.has_selectable_fields(), field)
-    }
-
-    /// The deprecation warning of the kind in this version.
-    fn deprecation(&self) -> Option<&'static str> {
-        None
-    }
-
-    /// Like [`deprecation`](Self::deprecation), for kinds that know it only at run time.
-    fn deprecation_text(&self) -> Option<Cow<'_, str>> {
-        self.deprecation().map(Cow::Borrowed)
-    }
-
-    /// The kind of lists of this kind.
-    fn list_kind(&self, kind: &str) -> String {
-        format!("{kind}List")
-    }
-
-    /// Seconds that an object lives in the store (Events); `None` for no limit.
-    fn ttl_seconds(&self, _object: &dyn Object) -> Option<i64> {
-        None
-    }
-
-    /// Sets fields that only the registry knows, before validation, or refuses the object with its own
-    /// error. It allocates nothing.
-    async fn settle(
-        &self,
-        _registry: &Registry,
-        _ctx: &RequestContext,
-        _object: &mut dyn Object,
-        _old: Option<&dyn Object>,
-    ) -> Result<(), StatusError> {
-        Ok(())
-    }
-
-    /// Allocates what the object needs before it is written (cluster IPs, node ports), and may write it into
-    /// the object. Runs after validation; a dry run has no side effects.
-    async fn allocate(
-        &self,
-        _registry: &Registry,
-        _ctx: &RequestContext,
-        _object: &mut dyn Object,
-        _old: Option<&dyn Object>,
-    ) -> Result<(), StatusError> {
-        Ok(())
-    }
-
-    /// Releases allocations that the object `had` and that are no longer needed: after it was removed, or
-    /// after an update to `now` was written.
-    async fn release(&self, _registry: &Registry, _had: &dyn Object, _now: Option<&dyn Object>) {}
-
-    /// Called after a failed write with (some) allocations by [`allocate`](Self::allocate): releases those
-    /// that the stored object, if it exists, does not have.
-    async fn abandoned(&self, _registry: &Registry, _object: &dyn Object) {}
-
-    /// The current objects of a resource that is not stored. `wanted` restricts them: an empty namespace or
-    /// name means all.
-    async fn computed(
-        &self,
-        _registry: &Registry,
-        _wanted: &Key,
-    ) -> Result<Vec<Box<dyn Object>>, StatusError> {
-        Ok(vec![])
-    }
-
-    /// The answer of a resource that is not stored.
-    async fn review(
-        &self,
-        _registry: &Registry,
-        ctx: &RequestContext,
-        _object: Box<dyn Object>,
-    ) -> Result<Created, StatusError> {
-        Err(StatusError::method_not_allowed(&ctx.resource.group, &ctx.resource.plural, "create"))
-    }
-
-    /// Columns of the Table; the default has Name and Created At.
-    fn columns(&self) -> Vec<Column> {
-        vec![NAME_COLUMN, CREATED_AT_COLUMN]
-    }
-
-    /// The columns in the form of the Table.
-    fn column_definitions(&self) -> Vec<Value> {
-        self.columns().iter().map(Column::definition).collect()
-    }
-
-    /// One cell per column.
-    fn cells(&self, object: &dyn Object) -> Vec<Value> {
-        let created = object.meta().creation_timestamp.as_ref().map(|time| time.0.to_string());
-        vec![object.name().into(), created.into()]
-    }
-
-    /// Conditions of the Table's row, for example that a pod is completed.
-    fn row_conditions(&self, _object: &dyn Object) -> Vec<Value> {
-        vec![]
-    }
 }
 
-/// The usual error for a field that is not selectable.
-pub fn unknown_field(has_some: bool, field: &str) -> String {
-    if !has_some {
-        return format!(
-            "{field:?} is not a known field selector: only \"metadata.name\", \"metadata.namespace\""
-        );
-    }
-    format!("field label not supported: {field}")
-}
+/// The strategy of a kind without rules.
+pub struct NoRules;
+
+impl Strategy for NoRules {}
 
 pub const NAME_COLUMN: Column = Column {
     name: Cow::Borrowed("Name"),

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use base::seldom::Seldom;
+use base::log_limit::LogLimit;
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::BodyExt;
@@ -20,11 +20,10 @@ use tower::Service;
 use transport::ConnectionInfo;
 
 use crate::authn::{Authenticator, LocalIdentity, PeerCertificates};
-use crate::authz::{Attributes, Authorizer, Decision};
+use crate::authz::{Attributes, Authorizer, Decision, decide};
 use crate::discovery::Discovery;
 use crate::fairness::Fairness;
-use crate::filters::authorization;
-use crate::filters::impersonation::Impersonation;
+use crate::filters::impersonation::modes::Impersonation;
 use crate::health::Health;
 use crate::limiter::{InFlight, Limiter};
 use crate::metrics::{Metrics, family, labels, samples};
@@ -121,7 +120,7 @@ impl Server {
             openapi: OpenApi::new(options.schemas.clone(), options.pages.clone()),
             options,
             started: base::clock::now_seconds(),
-            refusals: Seldom::default(),
+            refusals: LogLimit::default(),
             is_shutting_down: watch::Sender::new(false),
         }))
     }
@@ -164,7 +163,7 @@ impl Server {
 
     /// The decision of the authorizers, for reviews about other users.
     pub async fn authorize(&self, attributes: &Attributes) -> Decision {
-        authorization::decide(&self.0.authorizers, attributes).await
+        decide(&self.0.authorizers, attributes).await
     }
 }
 

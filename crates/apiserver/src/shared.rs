@@ -3,13 +3,13 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use base::seldom::Seldom;
+use base::log_limit::LogLimit;
 use tokio::sync::watch;
 
 use crate::authn::Authenticator;
 use crate::authz::Authorizer;
 use crate::discovery::Discovery;
-use crate::filters::impersonation::Impersonation;
+use crate::filters::impersonation::modes::Impersonation;
 use crate::health::Health;
 use crate::limiter::Limiter;
 use crate::metrics::Metrics;
@@ -31,7 +31,7 @@ pub(crate) struct Shared {
     pub options: Options,
     pub started: jiff::Timestamp,
     /// Addresses of clients with wrong credentials.
-    pub refusals: Seldom<Option<IpAddr>>,
+    pub refusals: LogLimit<Option<IpAddr>>,
     /// True from the beginning of the shutdown: watches end.
     pub is_shutting_down: watch::Sender<bool>,
 }

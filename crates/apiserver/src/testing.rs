@@ -11,9 +11,6 @@ use machinery::{Object, StatusError};
 
 use crate::resource::*;
 
-struct Plain;
-impl Strategy for Plain {}
-
 /// For strategic merge patches of plain maps.
 struct NoFacts;
 
@@ -59,23 +56,10 @@ where
         + 'static,
 {
     Resource {
-        group: T::GROUP.into(),
-        version: T::VERSION.into(),
-        kind: T::KIND.into(),
-        plural: plural.into(),
-        singular: T::KIND.to_lowercase(),
         short_names: short.iter().map(|name| (*name).to_owned()).collect(),
-        categories: vec![],
         namespaced,
-        verbs: ALL_VERBS.to_vec(),
-        storage: Some(plural.into()),
-        codec: Arc::new(Typed::<T>::new()),
-        conversion: None,
-        strategy: Arc::new(Plain),
-        subresources: vec![],
-        custom: false,
         definition: format!("test.{}", T::KIND),
-        schema: None,
+        ..Resource::new((T::GROUP, T::VERSION, T::KIND), plural, Arc::new(Typed::<T>::new()))
     }
 }
 

@@ -1,12 +1,12 @@
 //! The review kinds: questions about identity and permission, answered instead of stored.
 //!
-//! Each is a `Strategy` whose `review` answers; the rows of these kinds take them.
+//! Each is the `Review` of its kind's row.
 
 use std::sync::Arc;
 
 use apiserver::authz::{Attributes, Authorizer, Decision, PolicyRule};
 use apiserver::request::{RequestContext, RequestInfo, UserInfo};
-use apiserver::resource::{Created, Strategy};
+use apiserver::resource::{Created, Review};
 use apiserver::{Registry, StatusError};
 use async_trait::async_trait;
 use k8s_openapi::api::authentication::v1 as authentication;
@@ -275,7 +275,7 @@ fn some_of(known: impl Iterator<Item = bool>) -> Option<bool> {
 pub struct SubjectAccess(pub Arc<dyn Authorizer>);
 
 #[async_trait]
-impl Strategy for SubjectAccess {
+impl Review for SubjectAccess {
     async fn review(
         &self,
         _registry: &Registry,
@@ -299,7 +299,7 @@ impl Strategy for SubjectAccess {
 pub struct LocalSubjectAccess(pub Arc<dyn Authorizer>);
 
 #[async_trait]
-impl Strategy for LocalSubjectAccess {
+impl Review for LocalSubjectAccess {
     async fn review(
         &self,
         _registry: &Registry,
@@ -334,7 +334,7 @@ impl Strategy for LocalSubjectAccess {
 pub struct SelfSubjectAccess(pub Arc<dyn Authorizer>);
 
 #[async_trait]
-impl Strategy for SelfSubjectAccess {
+impl Review for SelfSubjectAccess {
     async fn review(
         &self,
         _registry: &Registry,
@@ -358,7 +358,7 @@ impl Strategy for SelfSubjectAccess {
 pub struct SelfSubjectRules(pub Arc<dyn Authorizer>);
 
 #[async_trait]
-impl Strategy for SelfSubjectRules {
+impl Review for SelfSubjectRules {
     async fn review(
         &self,
         _registry: &Registry,
@@ -408,7 +408,7 @@ fn rules_status(rules: Vec<PolicyRule>) -> authorization::SubjectRulesReviewStat
 pub struct TokenReviews(pub Arc<BearerTokens>);
 
 #[async_trait]
-impl Strategy for TokenReviews {
+impl Review for TokenReviews {
     async fn review(
         &self,
         _registry: &Registry,
@@ -442,7 +442,7 @@ impl Strategy for TokenReviews {
 pub struct SelfSubject;
 
 #[async_trait]
-impl Strategy for SelfSubject {
+impl Review for SelfSubject {
     async fn review(
         &self,
         _registry: &Registry,

@@ -106,6 +106,33 @@ pub fn show(duration: Duration) -> String {
     text(i64::try_from(duration.as_nanos()).unwrap_or(i64::MAX))
 }
 
+/// A duration for people: `5s`, `3m20s`, `47h`, `3d4h`, `2y`.
+/// Upstream: `HumanDuration` of `k8s.io/apimachinery/pkg/util/duration`.
+pub fn human(seconds: i64) -> String {
+    const MINUTE: i64 = 60;
+    const HOUR: i64 = 60 * MINUTE;
+    const DAY: i64 = 24 * HOUR;
+    const YEAR: i64 = 365 * DAY;
+    let two = |big: i64, big_unit: &str, small: i64, small_unit: &str| match small {
+        0 => format!("{big}{big_unit}"),
+        small => format!("{big}{big_unit}{small}{small_unit}"),
+    };
+    let s = seconds;
+    match s {
+        ..-1 => "<invalid>".into(),
+        -1..0 => "0s".into(),
+        0..120 => format!("{s}s"),
+        120..600 => two(s / MINUTE, "m", s % MINUTE, "s"),
+        600..10_800 => format!("{}m", s / MINUTE),
+        10_800..28_800 => two(s / HOUR, "h", s % HOUR / MINUTE, "m"),
+        28_800..172_800 => format!("{}h", s / HOUR),
+        172_800..691_200 => two(s / DAY, "d", s % DAY / HOUR, "h"),
+        691_200..63_072_000 => format!("{}d", s / DAY),
+        63_072_000..252_288_000 => two(s / YEAR, "y", s % YEAR / DAY, "d"),
+        _ => format!("{}y", s / YEAR),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -148,5 +175,26 @@ mod tests {
         check("5x", Err("unknown unit \"x\" in duration \"5x\""));
         assert_eq!(show(Duration::from_secs(80)), "1m20s");
         assert_eq!(parse("-5s"), Err("time: duration \"-5s\" must not be negative".into()));
+    }
+
+    #[test]
+    fn durations_read_as_upstreams() {
+        for (seconds, expected) in [
+            (0, "0s"),
+            (119, "119s"),
+            (120, "2m"),
+            (125, "2m5s"),
+            (601, "10m"),
+            (10_800, "3h"),
+            (10_860, "3h1m"),
+            (30_000, "8h"),
+            (172_800, "2d"),
+            (180_000, "2d2h"),
+            (700_000, "8d"),
+            (63_072_000, "2y"),
+            (-5, "<invalid>"),
+        ] {
+            assert_eq!(human(seconds), expected, "{seconds}");
+        }
     }
 }

@@ -5,7 +5,7 @@
 //! and the kubelet's server. Upstream: `k8s.io/apimachinery/pkg/util/cache.Expiring` and `LRUExpireCache`.
 //!
 //! Invariants: bounded, the one unused for longest forgotten first; keys are hashes, so that no
-//! secret stays in memory, and that nobody's names decide how much of it is used.
+//! secret stays in memory, and that clients' names do not decide how much memory is used.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use lru::LruCache;
 use sha2::{Digest, Sha256};
 use tokio::time::Instant;
 
-/// See the module. Grows with what is in it, up to its size.
+/// See the module. Grows with its entries, up to its size.
 pub struct Memory<T> {
     size: usize,
     /// Guards a few instructions at a time; never held across an await.
@@ -36,7 +36,7 @@ impl<T: Clone> Memory<T> {
         None
     }
 
-    /// Answers that are kept, those included whose time is over and that nobody has asked for since.
+    /// The number of kept answers, expired ones included.
     pub fn len(&self) -> usize {
         self.answers.lock().expect("as above").len()
     }
@@ -57,7 +57,7 @@ impl<T: Clone> Memory<T> {
     }
 }
 
-/// The key of a question. Parts are told apart: `ab` and nothing are not `a` and `b`.
+/// The key of a question. The parts stay distinct: `ab` and an empty part differ from `a` and `b`.
 pub fn key_of<'a>(parts: impl IntoIterator<Item = &'a str>) -> [u8; 32] {
     let mut hash = Sha256::new();
     for part in parts {

@@ -6,7 +6,7 @@
 //! Name: value                       headers, if any
 //! aGVsbG8=                          base64; spaces, tabs and line ends in it do not count
 //! -----END LABEL-----               the same label, and nothing but blanks behind it
-//! whatever                          left to whoever asks for the next block
+//! whatever                          left for the next call
 //! ```
 //!
 //! Invariant: a block that is broken is skipped, and those behind it are found.
@@ -45,7 +45,7 @@ pub fn blocks(text: &[u8]) -> impl Iterator<Item = Block> {
     })
 }
 
-/// The first block, and what is behind it.
+/// The first block, and the text behind it.
 pub fn next(text: &[u8]) -> Option<(Block, &[u8])> {
     let mut from = 0;
     loop {
@@ -171,7 +171,7 @@ mod tests {
             check(&format!("{broken}{ONE}"), &["A=hello"]);
         }
         check(&format!("-----BEGIN A-----\nK: v\n-----END A:-----\n{ONE}"), &[]);
-        // Bits that are left over are nobody's.
+        // The remaining bits must be zero.
         check("-----BEGIN A-----\naGVsbG9=\n-----END A-----", &["A=hello"]);
     }
 

@@ -1,6 +1,6 @@
 //! Percent-encoding: of paths, queries, and names of headers. RFC 3986, and HTML's forms.
 //!
-//! Invariant: what is no escape is never one by accident, `%+1` included, and stays as it is.
+//! Invariant: text that is no valid escape, such as `%+1`, stays unchanged.
 
 /// For one segment of a path or one value of a query.
 pub fn encode(text: &str) -> String {
@@ -43,7 +43,7 @@ pub fn is_escaped(text: &str) -> bool {
     rest.all(|behind| escaped(behind).is_some())
 }
 
-/// The byte that two digits stand for.
+/// The byte of two hexadecimal digits.
 fn escaped(digits: &[u8]) -> Option<u8> {
     let half = |digit: u8| char::from(digit).to_digit(16).and_then(|half| u8::try_from(half).ok());
     match digits {

@@ -49,7 +49,7 @@ pub fn enter(seed: u64) -> Guard {
     Guard(())
 }
 
-/// Moves this thread's clock on, and no timer with it: somebody set the clock, or the machine slept.
+/// Moves this thread's clock without its timers, as if the clock was set or the machine slept.
 pub fn jump(by: std::time::Duration) {
     WORLD.with_borrow_mut(|slot| {
         let world = slot.as_mut().expect("only a simulated clock can be set");

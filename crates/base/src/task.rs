@@ -1,4 +1,4 @@
-//! Supervised tasks: whoever starts work owns its end.
+//! Supervised tasks: the code that starts a task also ends it.
 //!
 //! A [`Tasks`] is a group with one stop signal. `spawn` adds a named task that ends by itself when
 //! it sees [`Stop`]; `shutdown` raises the signal and waits. A panic is logged with the task's
@@ -17,7 +17,7 @@ use tokio::task::{AbortHandle, JoinHandle};
 pub struct Stop(watch::Receiver<bool>);
 
 impl Stop {
-    /// Resolves when the group is told to stop (or is gone).
+    /// Resolves when the group stops, or is dropped.
     pub async fn wait(&self) {
         let mut receiver = self.0.clone();
         // An error means that the sender is gone: that is a stop too.
@@ -38,7 +38,7 @@ impl Stop {
     }
 }
 
-/// What is aborted ends where it waits next: it is given so long to come there.
+/// An aborted task ends at its next await. This is the time that it gets for that.
 const ABORT: Duration = Duration::from_secs(1);
 
 struct Group {
@@ -98,8 +98,8 @@ impl Tasks {
         self.start(name, Box::pin(work), None, Arc::downgrade(&self.0))
     }
 
-    /// `work` is boxed, so that what runs a task is compiled once and each wrapping does not hold the
-    /// whole of the work anew.
+    /// `work` is boxed, so that the code that runs a task is compiled once, and its wrappers do not copy
+    /// the work's state.
     fn start(
         &self,
         name: &'static str,
@@ -110,7 +110,7 @@ impl Tasks {
         let watched = Watched { name, stops, done: false };
         #[expect(clippy::disallowed_methods, reason = "the one place that spawns")]
         let handle = tokio::spawn(async move {
-            // Its own from here on: what is only captured is dropped after the unwinding.
+            // Moved into the task: a captured value would be dropped only after the unwinding.
             let mut watched = watched;
             match stop {
                 Some(stop) => drop(stop.or(work).await),
@@ -133,7 +133,7 @@ impl Tasks {
         self.0.signal.send_replace(true);
     }
 
-    /// Raises the stop signal and waits for every task, at most `limit`; what is left is aborted.
+    /// Raises the stop signal and waits for every task, at most `limit`; the rest is aborted.
     pub async fn shutdown(&self, limit: Duration) {
         self.stop();
         let deadline = tokio::time::Instant::now() + limit;

@@ -60,7 +60,7 @@ impl FileWatch {
     /// Resolves after a change.
     pub async fn changed(&self) {
         if let Ok(mut ready) = self.0.readable().await {
-            // Until it would block: what is left behind would never wake anybody.
+            // Reads until it would block: remaining events would not wake the reader again.
             while self.0.get_ref().0.read_events().is_ok_and(|events| !events.is_empty()) {}
             ready.clear_ready();
         }

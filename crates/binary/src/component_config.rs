@@ -16,7 +16,7 @@ struct File {
     api_version: &'static str,
     kind: &'static str,
     fields: &'static [(&'static str, &'static str)],
-    /// All fields that upstream has, one a line; a map's field stands for its keys.
+    /// All fields that upstream has, one a line; the field of a map means all its keys.
     known: &'static str,
     /// Fields in which zero means the default. Upstream: SetDefaults_KubeletConfiguration.
     zero_is_default: &'static [&'static str],

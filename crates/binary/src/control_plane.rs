@@ -321,7 +321,7 @@ fn plugins(flags: &flags::Server) -> anyhow::Result<admission::Options> {
         enable: flags.enable_admission_plugins.clone(),
         disable: flags.disable_admission_plugins.clone(),
         configuration: match &flags.admission_control_config_file {
-            Some(file) => admission::Configuration::read(file).map_err(anyhow::Error::msg)?,
+            Some(file) => admission::Configuration::read(file)?,
             None => admission::Configuration::default(),
         },
         authorizer: None,

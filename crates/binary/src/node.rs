@@ -46,7 +46,7 @@ pub struct Node {
     pub free_ports: bool,
 }
 
-/// Who enforces network policies on the node.
+/// The component that enforces network policies on the node.
 pub enum Policies {
     /// This process. The client may read policies and all pods' labels and addresses.
     Ours(Client),
@@ -329,8 +329,8 @@ struct Gate(policy::Gate);
 
 #[async_trait::async_trait]
 impl kubelet::NetworkGate for Gate {
-    async fn admit(&self, pod: &Pod, addresses: &[IpAddr]) -> Result<(), String> {
-        self.0.admit(pod, addresses).await.map_err(|error| error.to_string())
+    async fn admit(&self, pod: &Pod, addresses: &[IpAddr]) -> Result<(), kubelet::GateError> {
+        Ok(self.0.admit(pod, addresses).await?)
     }
 }
 

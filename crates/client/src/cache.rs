@@ -389,7 +389,7 @@ impl Decoded {
         Some(object)
     }
 
-    /// Removes a replaced entry: nobody reads it again.
+    /// Removes a replaced entry, which is never read again.
     pub(crate) fn forget(&self, entry: &Entry) {
         self.recent().pop(&entry.id);
     }

@@ -75,11 +75,6 @@ impl Client {
         Self::to(http, agent, &host)
     }
 
-    /// Wraps an existing client.
-    pub fn from_kube(kube: kube::Client) -> Self {
-        Self { kube }
-    }
-
     /// Typed requests on one kind: in a namespace, or in all of them for `None`. The namespace is
     /// ignored for cluster-scoped kinds.
     pub fn api<T: Kind>(&self, namespace: Option<&str>) -> Api<T> {

@@ -17,7 +17,7 @@ use futures::future::BoxFuture;
 use crate::client::ErrorExt;
 use crate::queue::WorkQueue;
 
-/// What a reconcile that did not fail wants.
+/// The result of a successful reconcile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Done,

@@ -496,7 +496,7 @@ mod tests {
         })
     }
 
-    /// One lease of another; whoever writes it has it.
+    /// Another Lease: its last writer holds it.
     struct Server {
         lease: Value,
         watch: Option<mpsc::Sender<Value>>,
@@ -530,7 +530,7 @@ mod tests {
         Response::new(StreamBody::new(lines).boxed_unsync())
     }
 
-    /// A task of the work that nobody tells would go on after the work was dropped.
+    /// A task that is not stopped would run on after the work was dropped.
     #[tokio::test(start_paused = true)]
     async fn the_work_is_told_to_end_and_waited_for() {
         let server = Arc::new(Mutex::new(Server { lease: lease("", 1), watch: None }));

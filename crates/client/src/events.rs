@@ -166,7 +166,7 @@ async fn send(client: &Client, write: &Write) -> Result<Event, Error> {
         });
         let name = event.metadata.name.as_deref().unwrap_or_default();
         match api.patch(name, &PatchParams::default(), &Patch::Strategic(&patch)).await {
-            Err(error) if error.is_not_found() => {} // expired: write it anew
+            Err(error) if error.is_not_found() => {} // expired: create it again
             done => return done,
         }
     }

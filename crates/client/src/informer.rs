@@ -40,7 +40,7 @@ pub enum RawEvent {
 }
 
 impl RawEvent {
-    /// The object as it is now, or last was.
+    /// The current object, or the last one before its deletion.
     pub fn entry(&self) -> &Arc<Entry> {
         match self {
             Self::Applied { new, .. } => new,
@@ -69,7 +69,7 @@ impl<T: Kind> Old<T> {
 }
 
 impl<T: Kind> Event<T> {
-    /// The object as it is now, or last was.
+    /// The current object, or the last one before its deletion.
     pub fn object(&self) -> &Arc<T> {
         match self {
             Self::Applied { new, .. } => new,
@@ -212,7 +212,7 @@ impl Core {
             let mut cache = self.cache.write().expect("no panic while held");
             let known = cache.get(&new.header.key);
             if known.is_some_and(|old| old.header.resource_version == new.header.resource_version) {
-                return; // a relist of what is known
+                return; // a relist of known objects
             }
             cache.put(new.clone())
         };

@@ -1,4 +1,4 @@
-//! What the clients of this process count about their requests, in Prometheus' text format.
+//! The metrics of this process' client requests, in Prometheus' text format.
 //! Upstream: `component-base/metrics/prometheus/restclient`.
 //!
 //! In: every request of a [`crate::Client`], by the service around its transport. Out: the families that
@@ -34,12 +34,12 @@ const BYTES: [f64; 11] = [
     16_777_216.0,
 ];
 
-/// Of one server and one method.
+/// The figures of one server and method.
 struct Numbers {
     seconds: Histogram<12>,
     request_bytes: Histogram<11>,
     response_bytes: Histogram<11>,
-    /// By status; 0 stands for no answer.
+    /// By status; 0 means no answer.
     codes: BTreeMap<u16, u64>,
 }
 

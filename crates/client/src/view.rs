@@ -12,7 +12,7 @@ use std::sync::{Arc, RwLock, RwLockReadGuard};
 use crate::cache::ObjectKey;
 use crate::resource::Kind;
 
-/// A small typed value that stands for an object of the kind `T`.
+/// A small typed projection of an object of the kind `T`.
 pub trait Projection<T>: Send + Sync + 'static {
     fn of(object: &T) -> Self;
 

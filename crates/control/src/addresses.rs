@@ -27,7 +27,7 @@ use tokio::time::Instant;
 
 /// From a change to the look at what has become of it. Ages of objects are in whole seconds.
 const WAIT: Duration = Duration::from_secs(SETTLED as u64 + 5);
-/// Before it begins anew, after it lost its place in the changes.
+/// The pause before it starts again after it lost its position in the changes.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// Repairs until the tasks end.
@@ -39,7 +39,7 @@ async fn run(registry: Registry) {
     loop {
         let mut services = registry.follow::<Service>().await.1;
         let mut addresses = registry.follow::<IPAddress>().await.1;
-        // What was there before counts as changed now.
+        // Existing objects count as changed.
         let mut round = Round::default();
         round.note();
         while round.step(&registry, &mut services, &mut addresses).await.is_ok() {}
@@ -86,7 +86,7 @@ impl Round {
             None => {
                 self.at = None;
                 if let Err(error) = mend(registry).await {
-                    tracing::warn!(%error, "cluster IPs cannot be looked at");
+                    tracing::warn!(%error, "failed to check the cluster IPs");
                     self.is_followed = true;
                 }
                 if std::mem::take(&mut self.is_followed) {
@@ -130,7 +130,7 @@ async fn mend(registry: &Registry) -> Result<(), StatusError> {
     Ok(())
 }
 
-/// Did a Service take it, and not somebody by hand?
+/// Whether the server created it for a Service, and not a user.
 fn is_ours(address: &IPAddress) -> bool {
     let labels = address.metadata.labels.as_ref();
     labels.and_then(|labels| labels.get(MANAGED_BY)).is_some_and(|by| by == ALLOCATOR)
@@ -179,7 +179,7 @@ mod tests {
         write(&registry, create("b", "10.96.0.8")).await.expect("written");
         tokio::time::sleep(Duration::from_secs(300)).await;
         assert_eq!(taken(&registry).await, ["10.96.0.7", "10.96.0.8"]);
-        // Taken for a Service that never came; and somebody deleted what b has.
+        // One address was taken for a Service that never came; b's address was deleted.
         assert!(create_address(&registry, "10.96.0.9", ("ns", "gone")).await.expect("written"));
         let ctx = registry.own_context::<IPAddress>();
         let intent = Intent::Delete { options: DeleteOptions::default() };

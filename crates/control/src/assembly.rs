@@ -28,14 +28,14 @@ use crate::{Kubelets, connections, metrics};
 #[derive(Debug, thiserror::Error)]
 pub enum AssemblyError {
     /// Upstream's `--enable-admission-plugins`, `--disable-admission-plugins`, or the plugins' file.
-    #[error("{0}")]
-    Admission(String),
+    #[error(transparent)]
+    Admission(#[from] admission::OptionsError),
     /// Upstream's `--runtime-config`.
-    #[error("{0}")]
-    RuntimeConfig(String),
+    #[error(transparent)]
+    RuntimeConfig(#[from] apiserver::ConfigError),
 }
 
-/// What the rows of a server need to know of it.
+/// The server's settings that its rows need.
 pub struct Options {
     pub kubelets: Kubelets,
     /// Sign the tokens of service accounts.
@@ -84,14 +84,14 @@ pub fn set_admission(
 ) -> Result<(), AssemblyError> {
     let authorizer: Arc<dyn Authorizer> = Arc::new(authorizers.clone());
     let options = admission::Options { authorizer: Some(authorizer.clone()), ..options };
-    let mut chain = admission::chain(&options).map_err(AssemblyError::Admission)?;
+    let mut chain = admission::chain(&options)?;
     chain.0.insert(0, Box::new(auth::rbac::NoEscalation::new(rbac, authorizer.clone())));
     chain.0.insert(0, Box::new(admission::PodCertificateSigning(authorizer)));
     registry.set_admission(chain);
     Ok(())
 }
 
-/// Rows that ask the authorizers, which in turn read the registry: they come last.
+/// Adds the review kinds last: they ask the authorizers, which read the registry.
 pub fn add_reviews(
     registry: &Registry,
     authorizers: &Authorizers,
@@ -100,18 +100,20 @@ pub fn add_reviews(
     use auth::reviews;
     let ask: Arc<dyn Authorizer> = Arc::new(authorizers.clone());
     let rows = [
-        Row::new::<authorization::SubjectAccessReview>(reviews::SubjectAccess(ask.clone())),
-        Row::new::<authorization::LocalSubjectAccessReview>(reviews::LocalSubjectAccess(
+        Row::review::<authorization::SubjectAccessReview>(reviews::SubjectAccess(ask.clone())),
+        Row::review::<authorization::LocalSubjectAccessReview>(reviews::LocalSubjectAccess(
             ask.clone(),
         )),
-        Row::new::<authorization::SelfSubjectAccessReview>(reviews::SelfSubjectAccess(ask.clone())),
-        Row::new::<authorization::SelfSubjectRulesReview>(reviews::SelfSubjectRules(ask)),
-        Row::new::<authentication::SelfSubjectReview>(reviews::SelfSubject),
-        Row::new::<authentication::TokenReview>(reviews::TokenReviews(tokens.clone())),
+        Row::review::<authorization::SelfSubjectAccessReview>(reviews::SelfSubjectAccess(
+            ask.clone(),
+        )),
+        Row::review::<authorization::SelfSubjectRulesReview>(reviews::SelfSubjectRules(ask)),
+        Row::review::<authentication::SelfSubjectReview>(reviews::SelfSubject),
+        Row::review::<authentication::TokenReview>(reviews::TokenReviews(tokens.clone())),
     ];
     let mut table = (*registry.resources()).clone();
     for row in rows {
-        table.insert(Arc::new(row.review().build(Some(Arc::new(api::facts::Facts)))));
+        table.insert(Arc::new(row.build(Some(Arc::new(api::facts::Facts)))));
     }
     registry.set_resources(table);
 }
@@ -133,16 +135,19 @@ pub fn conversion_webhooks(registry: &Registry) -> extensions::Post {
         };
         let ca_pem = config.ca_bundle.and_then(|bundle| String::from_utf8(bundle.0).ok());
         let endpoint = admission::Endpoint { address, ca_pem };
-        Box::pin(async move { clients.post(&registry, &endpoint, body, timeout).await })
+        Box::pin(async move {
+            let answer = clients.post(&registry, &endpoint, body, timeout).await;
+            answer.map_err(|error| extensions::PostError(error.cause()))
+        })
     })
 }
 
-/// Takes out of sight what `--runtime-config` turns off; complains about what there is not.
+/// Hides the versions that `--runtime-config` disables; returns an error for unknown ones.
 pub fn hide_versions(config: &RuntimeConfig, registry: &Registry) -> Result<(), AssemblyError> {
     let table = registry.resources();
     let mut known = resources::versions::known();
     known.extend(table.iter().map(|row| (row.group.clone(), row.version.clone())));
-    config.check(&known).map_err(AssemblyError::RuntimeConfig)?;
+    config.check(&known)?;
     let hidden = config.hidden(&table);
     registry.change_resources(|table| table.hide(hidden));
     Ok(())

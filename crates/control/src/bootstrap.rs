@@ -1,7 +1,7 @@
 //! The objects that every cluster has from its first second: namespaces, the `kubernetes` Service,
 //! priority classes, the Service range, what joining nodes need to know.
 //!
-//! Run at each start: creates what is missing, mends what must match the server's flags, and leaves the rest to whoever changed it. An object that cannot be written (an
+//! Run at each start: creates missing objects, updates fields that must match the server's flags, and keeps all other changes. An object that cannot be written (an
 //! address that another Service has) is named in the log, and keeps no server from starting.
 
 use std::collections::BTreeMap;
@@ -24,13 +24,13 @@ use crate::endpoints::{Own, Reconciler};
 /// The ConfigMap in kube-system that joined nodes read the cluster's settings from.
 pub const CLUSTER_CONFIG: &str = "decapod-cluster";
 
-/// What of a server's settings shows in the objects.
+/// The server's settings that the objects contain.
 #[derive(Clone, Debug, Default)]
 pub struct Cluster {
     pub service_cidrs: Vec<IpNet>,
     /// Settings that a joining node takes over, as text: see [`cluster_config`].
     pub node_settings: BTreeMap<String, String>,
-    /// Where this API server is reached.
+    /// The addresses of this API server.
     pub own: Own,
     /// The host's name.
     pub host: String,
@@ -87,7 +87,7 @@ pub(crate) async fn ensure(
 fn go_on(outcome: Result<(), StatusError>) -> Result<(), StatusError> {
     match outcome {
         Err(error) if !error.is(Reason::ServiceUnavailable) => {
-            tracing::warn!(%error, "cannot write an object that every cluster has");
+            tracing::warn!(%error, "failed to write an object that every cluster has");
             Ok(())
         }
         outcome => outcome,
@@ -163,7 +163,7 @@ pub(crate) fn map<const N: usize>(pairs: [(&str, &str); N]) -> Option<BTreeMap<S
     Some(pairs.map(|(key, value)| (key.to_owned(), value.to_owned())).into())
 }
 
-/// Creates what is not there.
+/// Creates missing objects.
 pub(crate) async fn create<T>(registry: &Registry, object: T) -> Result<(), StatusError>
 where
     T: Object + k8s_openapi::Metadata<Ty = ObjectMeta> + Clone,
@@ -180,7 +180,7 @@ where
     }
 }
 
-/// Creates what is not there, else carries over what must match.
+/// Creates a missing object, or updates the fields that must match.
 pub(crate) async fn put<T>(
     registry: &Registry,
     object: T,
@@ -289,7 +289,7 @@ fn authentication_config(cluster: &Cluster) -> ConfigMap {
     }
 }
 
-/// Since when Secrets tell when their tokens were last used: whoever takes unused ones away must not
+/// Since when Secrets record the last use of their tokens: a cleaner of unused tokens must not
 /// look further back.
 fn token_tracking() -> ConfigMap {
     let today = base::clock::now().strftime("%Y-%m-%d").to_string();
@@ -304,7 +304,7 @@ fn is_day(text: Option<&String>) -> bool {
     text.is_some_and(|text| text.len() == 10 && text.parse::<jiff::civil::Date>().is_ok())
 }
 
-/// What anybody may know before joining: the server and its authority, as kubeadm publishes it.
+/// The public data for joining: the server and its authority, as kubeadm publishes it.
 fn cluster_info(cluster: &Cluster) -> ConfigMap {
     use base64::Engine;
     let ca = base64::engine::general_purpose::STANDARD.encode(&cluster.ca_pem);
@@ -319,7 +319,7 @@ fn cluster_info(cluster: &Cluster) -> ConfigMap {
     }
 }
 
-/// What a node that joins must know and cannot guess: the networks, the DNS, what is left out. Keys
+/// The cluster's settings for joining nodes: networks, DNS, disabled components. Keys
 /// are the server's flags.
 fn cluster_config(cluster: &Cluster) -> ConfigMap {
     ConfigMap {

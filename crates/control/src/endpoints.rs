@@ -12,7 +12,7 @@
 //! Cost: with an etcd, a keep-alive and a read of one key per server every [`EVERY`]; a write only if the
 //! list of servers changed. With the embedded store nothing after the first round.
 //! Upstream: `pkg/controlplane/reconcilers`, with the same keys, so that servers of both kinds list each
-//! other. Deviation: upstream writes its key anew every 10 s with 15 s to live, and does not watch.
+//! other. Deviation: upstream rewrites its key every 10 s with a lease of 15 s, and does not watch.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use apiserver::registry::store_error;
 use apiserver::{Registry, StatusError};
-use base::seldom::Seldom;
+use base::log_limit::LogLimit;
 use base::task::Tasks;
 use bytes::Bytes;
 use k8s_openapi::api::core::v1::{EndpointAddress, EndpointPort, EndpointSubset, Endpoints};
@@ -79,7 +79,7 @@ pub struct Reconciler {
 
 #[derive(Default)]
 struct State {
-    /// Of the own key.
+    /// The lease of this server's key.
     lease: Option<LeaseId>,
     has_left: bool,
 }
@@ -97,7 +97,7 @@ impl Reconciler {
     }
 
     async fn run(self: Arc<Self>) {
-        let failures = Seldom::default();
+        let failures = LogLimit::default();
         loop {
             let range = KeyRange::prefix(LEASES);
             let request = WatchRequest { range, start: None };
@@ -402,7 +402,7 @@ mod tests {
         tasks.shutdown(Duration::from_secs(5)).await;
     }
 
-    /// Its key is one of an earlier process, which will expire; or somebody deleted it.
+    /// The key belongs to an earlier process and will expire, or it was deleted.
     #[tokio::test(start_paused = true)]
     async fn a_server_that_lost_its_key_comes_back() {
         let _world = base::sim::enter(1);

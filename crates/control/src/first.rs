@@ -77,7 +77,7 @@ impl Presence {
     }
 }
 
-/// Waits for the work of a start as long as the store's revision grows, but not for ever. Then the work goes
+/// Waits for the work of a start as long as the store's revision grows, up to a limit. Then the work goes
 /// on in the background: a full disk takes no writes, and the server must answer reads.
 async fn in_time(
     tasks: &Tasks,

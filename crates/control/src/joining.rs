@@ -1,4 +1,4 @@
-//! What a server that joins reads: the cluster's authorities and keys, sealed under the servers' token.
+//! The data for joining servers: the cluster's authorities and keys, sealed with the servers' token.
 //!
 //! ```text
 //! kube-system/decapod-servers          Secret: the sealed bundle, the addresses of etcd's members

@@ -54,7 +54,7 @@ impl Kubelets {
         Self { preferred, ..self }
     }
 
-    /// Where a node's kubelet listens, by what the Node says.
+    /// The address of a node's kubelet, from the Node.
     pub(crate) async fn address(
         &self,
         registry: &Registry,
@@ -133,7 +133,7 @@ impl Kubelets {
     }
 }
 
-/// What of a pod is asked for.
+/// The requested part of a pod.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum What {
     Log,

@@ -28,7 +28,7 @@ use resources::{Connections, Target};
 
 pub use kubelets::Kubelets;
 
-/// Who answers `pods/log`, `nodes/proxy` and their like.
+/// The handlers of `pods/log`, `nodes/proxy` and similar subresources.
 pub(crate) fn connections(kubelets: &Arc<Kubelets>) -> Box<Connections> {
     use kubelets::{What, stream};
     use proxy::{Of, to};

@@ -1,6 +1,6 @@
 //! The options of a pod's log, as its query has them.
 //!
-//! In: the query. Out: fine, 400 for what is no number or time, 422 for what makes no sense.
+//! In: the query. Out: nothing, 400 for an invalid number or time, or 422 for invalid combinations.
 //! Upstream: `ValidatePodLogOptions`, before anything is looked up.
 
 use apiserver::request::Key;

@@ -1,4 +1,4 @@
-//! What a client gets to see of a log: a kubelet's refusal as a `Status`, the text as it is, or the
+//! The answer to a request for a log: a kubelet's error as a `Status`, the unchanged text, or the
 //! text in WebSocket messages for a client that asks for those (browsers do).
 //!
 //! In: a kubelet's answer, and the client's request. Out: the client's answer. A log that flows
@@ -16,7 +16,7 @@ use machinery::StatusError;
 use machinery::status::Reason;
 use transport::ws::{self, HandshakeError, Message};
 
-/// Of a refusal's text.
+/// The maximum length of an error's text.
 const REFUSAL_BYTES: usize = 50_000;
 /// One message holds at most this much.
 const MESSAGE_BYTES: usize = 2048;
@@ -134,7 +134,7 @@ async fn send(
         out.send(ws::farewell()).await?;
         Ok::<_, transport::BoxError>(())
     };
-    // What the client sends is not looked at; that it left is.
+    // The client's data is ignored; only the end of its connection counts.
     let left = async { while let Some(Ok(_)) = back.next().await {} };
     tokio::select! {
         done = log => done,

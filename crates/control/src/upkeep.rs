@@ -1,8 +1,8 @@
-//! The first objects that a cluster cannot do without come back when somebody deletes them: without
+//! Recreates the first objects that a cluster needs when they are deleted: without
 //! `kube-node-lease` all nodes are taken for dead, without the `kubernetes` Service no pod finds the
 //! API, without its ConfigMap no extension server knows whom to believe.
 //!
-//! In: what is removed of the kinds in question. Out: creates, by [`bootstrap::keep`]. What somebody
+//! In: deletions of these kinds. Out: creates, by [`bootstrap::keep`]. What a user
 //! changed stays changed: several servers would mend each other's work.
 //! Upstream: loops, by which a minute, ten seconds or nothing goes by
 //! (`systemnamespaces`, `kubernetesservice`, `defaultservicecidr`, `clusterauthenticationtrust`).
@@ -23,7 +23,7 @@ use crate::endpoints::Reconciler;
 
 /// Before the next try: a Service's address is free only a moment after the Service is gone.
 const RETRY: Duration = Duration::from_secs(1);
-/// Where it is another Service's, it may be so for ever.
+/// If another Service has the address, this may never succeed.
 const RETRY_CEILING: Duration = Duration::from_secs(60);
 
 /// Follows until the tasks end.
@@ -35,10 +35,10 @@ async fn run(registry: Registry, cluster: Cluster, endpoints: Arc<Reconciler>) {
     loop {
         let mut removals = Removals::follow(&registry).await;
         loop {
-            // Also what went before anybody looked.
+            // Also objects that were deleted before the watch.
             let mut retry = Backoff::new(RETRY, RETRY_CEILING);
             while let Err(error) = bootstrap::keep(&registry, &cluster, &endpoints).await {
-                tracing::warn!(%error, "a first object cannot be made anew");
+                tracing::warn!(%error, "failed to recreate the first objects");
                 tokio::time::sleep(retry.step()).await;
             }
             if removals.next().await.is_err() {

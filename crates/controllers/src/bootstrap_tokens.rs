@@ -2,7 +2,7 @@
 //!
 //! In: Secrets of type `bootstrap.kubernetes.io/token`, ConfigMap `kube-public/cluster-info`. Out:
 //! deletions, signatures. Upstream: `pkg/controller/bootstrap`. A joining node that knows a token
-//! verifies with it that the CA it is told is the cluster's.
+//! verifies with it that the given CA is the cluster's.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

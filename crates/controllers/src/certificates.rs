@@ -13,7 +13,7 @@
 //!  a node           its kubelet's serving       it names nothing but the node, see `serving`
 //! ```
 //!
-//! Invariants: what a node says of itself approves nothing; what is not approved here stays for an
+//! Invariants: a node's own claims approve nothing; requests that are not approved here wait for an
 //! administrator, and an event says why. A client certificate of a node carries the UID of its Node
 //! and counts as long as that Node is there (`auth::node_certificates`); without a Node it lives an hour.
 //!
@@ -103,7 +103,7 @@ fn is_kubelet_client(spec: &CertificateSigningRequestSpec, csr: &Csr) -> bool {
         && uses(spec, &["digital signature", "client auth"], &["key encipherment"])
 }
 
-/// A kubelet's serving certificate: signed once somebody approved it.
+/// A kubelet's serving certificate: signed when it is approved.
 fn is_kubelet_serving(spec: &CertificateSigningRequestSpec, csr: &Csr) -> bool {
     spec.signer_name == KUBELET_SERVING
         && csr.organizations == [NODES]

@@ -1,4 +1,4 @@
-//! What a controller is given.
+//! The context of controllers: clients, caches and settings.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -103,16 +103,16 @@ pub struct Options {
     pub local_path_directory: Option<PathBuf>,
     /// The node that this process runs on, if it is one: its directories can be removed.
     pub local_node: Option<String>,
-    /// What no kubelet's serving certificate may be about. Without it none is approved automatically.
+    /// Names and addresses that no kubelet's serving certificate may have. Without them, none is approved automatically.
     pub reserved: Option<Reserved>,
 }
 
 /// Names and addresses that belong to others than nodes.
 #[derive(Clone, Debug)]
 pub struct Reserved {
-    /// Of the API server's own certificate.
+    /// The names of the API server's own certificate.
     pub names: Vec<San>,
-    /// Of Services and pods.
+    /// The networks of Services and pods.
     pub ranges: Vec<IpNet>,
     /// Above the names of Services.
     pub domain: String,
@@ -146,7 +146,7 @@ impl Default for Options {
     }
 }
 
-/// What a controller is given.
+/// The context of a controller.
 #[derive(Clone)]
 pub struct Context {
     /// With the controller's own identity.

@@ -52,9 +52,9 @@ struct Controller {
     jobs: Lister<Job>,
 }
 
-type Told = (EventType, &'static str, String);
+type NewEvent = (EventType, &'static str, String);
 
-/// What a CronJob needs.
+/// The next actions of a CronJob.
 #[derive(Debug, Default)]
 struct Plan {
     /// Names of running Jobs that make room for a new one.
@@ -63,7 +63,7 @@ struct Plan {
     create: Option<Timestamp>,
     /// Until the next time.
     wait: Option<Duration>,
-    events: Vec<Told>,
+    events: Vec<NewEvent>,
 }
 
 impl Controller {
@@ -159,7 +159,7 @@ impl Controller {
     ) -> Result<bool> {
         for name in replace {
             if !self.delete_job(key, cron, &name).await {
-                // Told by an event; tried again with backoff.
+                // An event reports it; the CronJob is retried with backoff.
                 return Ok(false);
             }
         }
@@ -223,7 +223,7 @@ fn update_active(
     cron: &mut CronJob,
     jobs: &[Arc<Job>],
     gone: &BTreeSet<String>,
-    events: &mut Vec<Told>,
+    events: &mut Vec<NewEvent>,
 ) {
     for job in jobs {
         let name = job.metadata.name.as_deref().unwrap_or_default();

@@ -31,7 +31,7 @@ use serde_json::Value;
 use crate::context::Context;
 use crate::expectations::Expectations;
 
-/// What a reconcile, or a task of a controller, is for the runner.
+/// A reconcile, or a task of a controller, as the runner sees it.
 pub type Work<T> = BoxFuture<'static, T>;
 
 /// The outcome of a write to an object that may be gone by now.
@@ -84,7 +84,7 @@ pub struct Descriptor<C: 'static, K: 'static = ObjectKey> {
     pub workers: usize,
     /// The controller's state. `None`: the flags leave it nothing to do.
     pub new: fn(&Setup<K>) -> Option<C>,
-    /// What wakes it. Further queues and tasks of the controller are here, too.
+    /// The watches that wake it. Further queues and tasks of the controller are here, too.
     pub watches: &'static [&'static dyn Watch<C, K>],
     pub reconcile: fn(Arc<C>, K) -> Work<Result<Outcome>>,
 }
@@ -175,7 +175,7 @@ async fn is_served(client: &Client, gvr: &Gvr) -> bool {
     }
 }
 
-/// What a controller is made of. The runner waits for each cache that is asked for here.
+/// The parts for building a controller. The runner waits for each cache that is requested here.
 pub struct Setup<K> {
     pub context: Context,
     pub queue: WorkQueue<K>,
@@ -350,7 +350,7 @@ pub const fn owned_by<T: Kind, O: Kind, C>() -> OwnedBy<T, O, C> {
 }
 
 impl<T, O, C> OwnedBy<T, O, C> {
-    /// What comes and goes is taken off the owner's expectations.
+    /// Created and deleted objects lower the owner's expectations.
     pub const fn expected(mut self, expectations: fn(&C) -> &Expectations) -> Self {
         self.expectations = Some(expectations);
         self

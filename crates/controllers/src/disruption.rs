@@ -2,7 +2,7 @@
 //!
 //! In: budgets, pods, the scales of their controllers. Out: budgets' `status`; a `DisruptionTarget`
 //! condition that nothing came of is set to False after two minutes.
-//! Upstream: `pkg/controller/disruption`. The eviction subresource takes from what is counted here.
+//! Upstream: `pkg/controller/disruption`. The eviction subresource reads the status that is counted here.
 //!
 //! Cost: a change of a pod goes through the pods of the budgets that select it, by small facts, and decodes
 //! the budgets and the controllers of these pods.
@@ -219,7 +219,7 @@ impl Controller {
         }
     }
 
-    /// Of any other kind: its scale subresource.
+    /// Other kinds: by their scale subresource.
     async fn scale_subresource(
         &self,
         namespace: &str,
@@ -351,7 +351,7 @@ fn plan(
     (status, recheck)
 }
 
-/// Nothing may be evicted while nobody can tell. Pure.
+/// No pod may be evicted while the counts are unknown. Pure.
 fn failed(budget: &PodDisruptionBudget, why: &str, now: Timestamp) -> PodDisruptionBudgetStatus {
     let mut status = budget.status.clone().unwrap_or_default();
     status.disruptions_allowed = Some(0);

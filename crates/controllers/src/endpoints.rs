@@ -100,7 +100,7 @@ fn is_ours(endpoints: &Endpoints) -> bool {
     labels.and_then(|labels| labels.get(MANAGED_BY)).is_some_and(|manager| manager == MANAGER)
 }
 
-/// The object to write; `None` if what is there is right. Pure.
+/// The object to write; `None` if the existing one is correct. Pure.
 fn plan(service: &Service, pods: &[Arc<Reach>], current: Option<&Endpoints>) -> Option<Endpoints> {
     let mut subsets = subsets(service, pods);
     let truncated = truncate(&mut subsets);

@@ -126,7 +126,7 @@ fn plan(
         kept.push((updated, false));
     }
     for (group, mut left) in wanted {
-        // Fill what is there, the fullest first, then make new ones.
+        // Fill existing slices first, the fullest first, then create new ones.
         let mut open: Vec<_> =
             kept.iter_mut().filter(|(slice, _)| group_of(slice) == group).collect();
         open.sort_by_key(|(slice, _)| std::cmp::Reverse(size(slice)));

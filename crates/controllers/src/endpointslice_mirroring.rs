@@ -126,7 +126,7 @@ struct Plan {
     warning: Option<(&'static str, String)>,
 }
 
-/// A family and the ports, as text: what slices are told apart by.
+/// The address family and the ports as text: they identify a slice.
 type Group = (String, String);
 
 fn group_of(family: &str, ports: &[EndpointPort]) -> Group {

@@ -1,4 +1,4 @@
-//! What a controller has asked for and not yet seen in its cache.
+//! The changes that a controller has requested and not yet seen in its cache.
 //!
 //! A cache lags behind our own writes: counting pods right after creating some would create them
 //! again. Upstream: `ControllerExpectations` and `UIDTrackingControllerExpectations`.

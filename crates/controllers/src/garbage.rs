@@ -60,7 +60,7 @@ pub const DESCRIPTOR: &dyn Row = &Descriptor::<Controller, Item> {
     reconcile: |this, key| Box::pin(async move { this.reconcile(&key).await }),
 };
 
-/// Decisions about foreground deletion wait for the graph to be whole, but not for ever.
+/// Decisions about foreground deletion wait until the graph is complete, but only for this time.
 const SYNC_LIMIT: Duration = Duration::from_secs(30);
 const FOREGROUND: &str = "foregroundDeletion";
 const ORPHAN: &str = "orphan";
@@ -100,7 +100,7 @@ impl Controller {
         }
     }
 
-    /// Follows discovery: watches what is new, forgets what is gone.
+    /// Follows discovery: watches new resources, forgets removed ones.
     async fn discover(self: &Arc<Self>) {
         let mut backoff =
             Backoff::new(Duration::from_millis(200), Duration::from_secs(30)).with_jitter(0.2);
@@ -113,7 +113,10 @@ impl Controller {
                     }
                 }
                 Err(error) => {
-                    tracing::warn!(error = error.text(), "no discovery for the garbage collector")
+                    tracing::warn!(
+                        error = error.text(),
+                        "failed to read discovery for the garbage collector"
+                    )
                 }
             }
             tokio::time::sleep(backoff.step()).await;
@@ -127,7 +130,7 @@ impl Controller {
             .map(|one| (one.gvr.clone(), one))
             .collect();
         let known: BTreeSet<_> = self.monitors().keys().cloned().collect();
-        // What a group that does not answer had is kept: it may come back.
+        // The resources of a group that does not answer are kept: it may come back.
         for gvr in known.iter().filter(|gvr| complete && !wanted.contains_key(*gvr)) {
             self.informers.forget(gvr);
             self.monitors.write().expect("no panic while held").remove(gvr);
@@ -288,11 +291,11 @@ impl Controller {
         let owners = live.owner_references.clone().unwrap_or_default();
         let (mut solid, mut dangling, mut waiting) = (0, BTreeSet::new(), BTreeSet::new());
         for owner in &owners {
-            match self.standing(owner, item).await? {
-                Standing::Solid => solid += 1,
-                Standing::Dangling => drop(dangling.insert(owner.uid.clone())),
-                Standing::Waiting => drop(waiting.insert(owner.uid.clone())),
-                Standing::Unknown => return Ok(Outcome::Backoff),
+            match self.owner_state(owner, item).await? {
+                OwnerState::Solid => solid += 1,
+                OwnerState::Dangling => drop(dangling.insert(owner.uid.clone())),
+                OwnerState::Waiting => drop(waiting.insert(owner.uid.clone())),
+                OwnerState::Unknown => return Ok(Outcome::Backoff),
             }
         }
         if dangling.is_empty() && waiting.is_empty() {
@@ -324,15 +327,15 @@ impl Controller {
     }
 
     /// How an owner reference stands.
-    async fn standing(&self, owner: &OwnerReference, item: &Item) -> Result<Standing> {
+    async fn owner_state(&self, owner: &OwnerReference, item: &Item) -> Result<OwnerState> {
         let Some(target) = self.owner_item(owner, &item.key) else {
-            return Ok(Standing::Unknown);
+            return Ok(OwnerState::Unknown);
         };
         if self.absent.lock().expect("no panic while held").contains(&target) {
-            return Ok(Standing::Dangling);
+            return Ok(OwnerState::Dangling);
         }
         if item.key.namespace.is_empty() && !target.key.namespace.is_empty() {
-            return Ok(Standing::Solid); // a reference that cannot be: never act on it
+            return Ok(OwnerState::Solid); // a reference that cannot be: never act on it
         }
         let live = match self.cached(&target) {
             Some(known) => Some(known.header.deleting && has(&known.header, FOREGROUND)),
@@ -342,15 +345,15 @@ impl Controller {
             }),
         };
         Ok(match live {
-            Some(true) => Standing::Waiting,
-            Some(false) => Standing::Solid,
+            Some(true) => OwnerState::Waiting,
+            Some(false) => OwnerState::Solid,
             None => {
                 let mut absent = self.absent.lock().expect("no panic while held");
                 if absent.len() >= ABSENT_KNOWN {
                     absent.clear();
                 }
                 absent.insert(target);
-                Standing::Dangling
+                OwnerState::Dangling
             }
         })
     }
@@ -432,13 +435,13 @@ impl Controller {
     }
 }
 
-enum Standing {
+enum OwnerState {
     Solid,
     /// Gone.
     Dangling,
     /// Going, and waiting for its dependents.
     Waiting,
-    /// Of a kind that discovery does not know.
+    /// The owner's kind is unknown to discovery.
     Unknown,
 }
 
@@ -528,18 +531,18 @@ mod tests {
         ] {
             let key = ObjectKey::new(namespace, "dependent");
             let item = Item { gvr: gvr.clone(), key, uid: "d".into() };
-            let standing = controller.standing(&owner(name), &item).await.expect("an answer");
+            let standing = controller.owner_state(&owner(name), &item).await.expect("an answer");
             let right = match standing {
-                Standing::Solid => is_there,
-                Standing::Dangling => !is_there,
-                Standing::Waiting | Standing::Unknown => false,
+                OwnerState::Solid => is_there,
+                OwnerState::Dangling => !is_there,
+                OwnerState::Waiting | OwnerState::Unknown => false,
             };
             assert!(right, "{namespace}/{name}");
         }
         tasks.shutdown(Duration::from_secs(5)).await;
     }
 
-    /// A circle of owners waited for ever: nobody told the one that was not blocked any more.
+    /// A circle of owners was never deleted: the last owner, which was no longer blocked, was not queued.
     #[test]
     fn owners_that_are_blocked_no_more_are_told() {
         let old = header(&[("a", true), ("b", true), ("c", false)]);

@@ -41,6 +41,7 @@ mod replicaset;
 mod replication;
 mod resource_claim;
 mod resource_quota;
+mod revision;
 mod root_ca;
 mod service;
 mod service_account_tokens;

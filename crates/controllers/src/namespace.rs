@@ -45,7 +45,7 @@ pub const DESCRIPTOR: &dyn Row = &Descriptor::<Controller, Arc<str>> {
 };
 
 const FINALIZER: &str = "kubernetes";
-/// When nothing tells how long what is left takes.
+/// The retry period if no remaining object tells how long it needs.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
 const AT_MOST: Duration = Duration::from_secs(15);
 
@@ -54,7 +54,7 @@ struct Controller {
     namespaces: Lister<Namespace>,
 }
 
-/// What a pass over the contents found.
+/// The result of a pass over the contents.
 #[derive(Default)]
 struct Sweep {
     /// Objects left, by resource.
@@ -84,11 +84,11 @@ struct Item {
     metadata: machinery::ObjectMeta,
 }
 
-/// What one resource has in a namespace.
+/// The objects of one resource in a namespace.
 #[derive(Default)]
 struct Contents {
     count: usize,
-    /// Names of what nobody deleted yet.
+    /// Names of the objects that are not yet deleted.
     fresh: Vec<String>,
     finalizers: BTreeMap<String, usize>,
     /// The longest grace.
@@ -206,7 +206,7 @@ impl Controller {
         Ok(())
     }
 
-    /// What is there, page by page; up to the first page with something that nobody deleted yet, if
+    /// Lists the objects page by page; up to the first page with an object that is not yet deleted, if
     /// that is all that matters.
     async fn contents(
         &self,
@@ -298,7 +298,7 @@ fn remaining(name: &str, count: usize) -> String {
     format!("{name}{dot} has {count} resource instances")
 }
 
-/// What a sweep found, as the five conditions.
+/// The result of a pass as the five conditions.
 fn verdicts(sweep: &Sweep) -> [Verdict; 5] {
     let listed = |counts: &BTreeMap<String, usize>, form: fn(&str, usize) -> String| {
         counts.iter().map(|(name, count)| form(name, *count)).collect::<Vec<_>>().join(", ")
@@ -405,7 +405,7 @@ mod tests {
 
     const PATH: &str = "/api/v1/namespaces/ns/secrets";
 
-    /// A collection that marks what is deleted: a finalizer holds all of it.
+    /// A collection that marks deleted objects: a finalizer holds all of them.
     struct Held {
         items: Vec<Value>,
         asked: Vec<String>,
@@ -461,7 +461,7 @@ mod tests {
         };
         let whole = ["GET limit=500", "GET limit=500&continue=500", "GET limit=500&continue=1000"];
         let first = [&["GET limit=500", "DELETE "][..], &whole].concat();
-        // Whether something is there, its end, what is left; then only what is left.
+        // Whether there are objects, their deletion, the rest; then only the rest.
         for expected in [first, whole.to_vec()] {
             let mut sweep = Sweep::default();
             controller.try_empty("ns", &secrets, &mut sweep).await.expect("emptied");

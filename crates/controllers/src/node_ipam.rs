@@ -100,14 +100,14 @@ impl Controller {
     }
 }
 
-/// Who has which share of the range.
+/// The nodes' CIDRs of one cluster CIDR.
 ///
-/// Invariant: an index is in `free` or above `untouched`, or somebody has it. A node keeps what it was given
+/// Invariant: an index is in `free`, above `untouched`, or in use. A node keeps its CIDR
 /// until it is gone, though its patch may have failed.
 struct Shares {
     range: Range,
     by_node: HashMap<Arc<str>, String>,
-    /// How many nodes say that they have a share: two may, if somebody wrote so.
+    /// The number of nodes with this CIDR: two only if another client wrote it.
     taken: BTreeMap<u32, usize>,
     /// Shares below `untouched` that were given back.
     free: BTreeSet<u32>,
@@ -234,7 +234,7 @@ impl Range {
         1u32.checked_shl(u32::from(32 - self.mask)).unwrap_or(0)
     }
 
-    /// The shares that a network covers: one, unless somebody wrote a network of another size.
+    /// The indexes that a network covers: one, unless another client wrote a network of another size.
     fn indexes(&self, network: &str) -> std::ops::Range<u32> {
         let parsed = network.split_once('/').and_then(|(address, bits)| {
             let bits = bits.parse::<u32>().ok().filter(|bits| *bits <= 32)?;

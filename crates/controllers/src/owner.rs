@@ -33,7 +33,7 @@ pub fn reference_as(api_version: &str, kind: &str, owner: &ObjectMeta) -> OwnerR
     }
 }
 
-/// What an owner does about one object.
+/// The action of an owner for one object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Claim {
     Keep,

@@ -1,4 +1,4 @@
-//! What pods' fields mean. Pure. Upstream: `pkg/api/v1/pod` and `pkg/controller/controller_utils.go`.
+//! The meaning of pods' fields. Pure. Upstream: `pkg/api/v1/pod` and `pkg/controller/controller_utils.go`.
 
 use std::collections::HashMap;
 use std::sync::Arc;

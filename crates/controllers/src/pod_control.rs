@@ -38,7 +38,7 @@ impl<T: Kind> PodControl<'_, T> {
         created
     }
 
-    /// That the pod is gone already is an error of kind not-found, and told to nobody.
+    /// If the pod no longer exists, the error is not-found, and there is no event.
     pub async fn delete(&self, name: &str) -> Result<()> {
         match self.api().delete(name, &DeleteParams::default()).await {
             Ok(_) => {

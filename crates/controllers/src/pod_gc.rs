@@ -1,4 +1,4 @@
-//! Removes pods that nobody else will.
+//! Removes pods that no other component removes.
 //!
 //! In: pods, nodes. Out: deletions without grace.
 //! Upstream: `pkg/controller/podgc`: pods of nodes that are gone (after 40 s), pods deleted before
@@ -164,7 +164,7 @@ fn was_evicted(pod: &Pod) -> bool {
     pod::phase(pod) == "Failed" && reason == Some("Evicted")
 }
 
-/// What is beyond the threshold: evicted pods first, then the oldest. Pure.
+/// The pods beyond the threshold: evicted pods first, then the oldest. Pure.
 fn surplus(mut finished: Vec<Arc<Pod>>, threshold: usize) -> Vec<Arc<Pod>> {
     finished.sort_by_cached_key(|pod| {
         let meta = &pod.metadata;

@@ -40,7 +40,7 @@ struct Controller {
 const NAME: &str = "validatingadmissionpolicy-status-controller";
 /// Kinds that a policy's expressions are checked against.
 const MOST_KINDS: usize = 10;
-/// Kinds within kinds; what is deeper, or refers to itself, is of any type.
+/// The maximum depth of nested types. Deeper or recursive fields have the type `dyn`.
 const DEEPEST: usize = 24;
 const APPLY: &str = "application/apply-patch+yaml";
 
@@ -75,7 +75,7 @@ async fn reconcile(
     or_gone(client.call(Method::PATCH, &path, APPLY, body.to_string()).await)
 }
 
-/// What a policy is about.
+/// The resources of a policy.
 #[derive(Default)]
 struct Subjects {
     /// Kinds as they are shown, with their types, in order.
@@ -159,7 +159,7 @@ fn named(rule: &NamedRuleWithOperations) -> Vec<(String, String, String)> {
     all
 }
 
-/// What the server publishes, asked for once.
+/// The server's OpenAPI, read once.
 struct Documents<'a> {
     client: &'a Client,
     known: BTreeMap<String, Value>,

@@ -60,7 +60,7 @@ fn to_set(status: &ReplicationControllerStatus) -> ReplicaSetStatus {
         available_replicas: status.available_replicas,
         observed_generation: status.observed_generation,
         conditions: status.conditions.as_ref().map(|all| all.iter().map(condition).collect()),
-        // Always counted, never stored: what is compared must not differ by it.
+        // It is always computed and never stored, so the comparison must not depend on it.
         terminating_replicas: None,
     }
 }

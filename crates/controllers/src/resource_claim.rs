@@ -1,4 +1,4 @@
-//! ResourceClaims of pods: made from templates, and given back when nobody needs them.
+//! ResourceClaims of pods: created from templates, and released when no pod needs them.
 //!
 //! In: pods that name claims, templates, claims. Out: claims that pods own, `status` of pods (which
 //! claim is theirs) and of claims (who still has them), deletions of claims whose pod is done.
@@ -52,7 +52,7 @@ const BY_TEMPLATE: &str = "claim template";
 const CLAIM_NAME: &str = "resource.kubernetes.io/pod-claim-name";
 /// Held while something is allocated.
 const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
-/// Of a generated name, with five random characters to come.
+/// The maximum length of a generated name without its five random characters.
 const LONGEST_BASE: usize = 57;
 
 #[derive(Clone)]
@@ -251,7 +251,7 @@ impl Controller {
             .map_err(|error| format!("create ResourceClaim : {}", error.text()))
     }
 
-    /// A pod that somebody else gave a node needs its claims all the same.
+    /// A pod that another scheduler has bound needs its claims, too.
     async fn reserve(&self, key: &ObjectKey, one: &Pod) -> Result<Outcome> {
         if pod::node_name(one).is_empty() {
             return Ok(Outcome::Done);
@@ -396,7 +396,7 @@ mod tests {
         check(own, Some("c"));
     }
 
-    /// Nobody else gives back what a finished pod's extended resources were.
+    /// No other component releases the extended resources of a finished pod.
     #[test]
     fn claims_for_extended_resources_are_looked_at_with_their_pod() {
         let check = |status: Value, expected: &[&str]| {

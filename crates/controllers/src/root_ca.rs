@@ -64,7 +64,7 @@ struct Controller {
     maps: Lister<ConfigMap>,
 }
 
-/// The map to write, if what is there is not right. Pure.
+/// The ConfigMap to write, if the existing one is not correct. Pure.
 fn plan(known: Option<&ConfigMap>, namespace: &str, root: &str) -> Option<ConfigMap> {
     let data = BTreeMap::from([("ca.crt".to_owned(), root.to_owned())]);
     let described = |meta: &ObjectMeta| {

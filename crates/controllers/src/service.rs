@@ -1,4 +1,4 @@
-//! What services select, for both forms of endpoints. Pure.
+//! The pods that Services select, for both forms of endpoints. Pure.
 
 use client::{ObjectKey, Projection};
 use k8s_openapi::api::core::v1::{Pod, PodSpec, Service, ServicePort};

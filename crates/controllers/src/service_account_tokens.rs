@@ -207,7 +207,7 @@ impl Tokens {
             true => match self.signer.sign(&account.metadata, name) {
                 Ok(token) => Some(token),
                 Err(error) => {
-                    tracing::error!(%error, secret = name, "cannot sign the token of a Secret");
+                    tracing::error!(%error, secret = name, "failed to sign the token of the Secret");
                     return Ok(());
                 }
             },
@@ -373,7 +373,7 @@ mod tests {
             let got = writes(secret.clone(), secret, account).await;
             assert_eq!(got, expected, "{data} {uid}");
         }
-        // Somebody wrote meanwhile: that comes as an event.
+        // Another client wrote meanwhile: its event queues the Secret again.
         let (known, mut live) = (secret(json!({}), ""), secret(json!({}), ""));
         live["metadata"]["resourceVersion"] = "4".into();
         assert_eq!(writes(known, live, account("u")).await, Vec::<String>::new());

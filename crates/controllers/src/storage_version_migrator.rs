@@ -1,4 +1,4 @@
-//! StorageVersionMigrations: all objects of a resource are written anew, in the version and under
+//! StorageVersionMigrations: all objects of a resource are rewritten, in the version and under
 //! the key that things are stored with now.
 //!
 //! ```text
@@ -93,7 +93,7 @@ enum Next {
     Finish,
 }
 
-/// What is to be done about a migration. Pure.
+/// The next step of a migration. Pure.
 fn next(one: &StorageVersionMigration, all: &[Arc<StorageVersionMigration>]) -> Next {
     match (is(one, "Running"), is_over(one)) {
         (true, true) => return Next::Finish,
@@ -265,7 +265,7 @@ impl Controller {
                     continue;
                 }
                 match self.rewrite(&found, &item.metadata).await {
-                    // Changed, or gone: what is there now was written since.
+                    // Changed or deleted: the current object was written since.
                     Err(error) if error.is_conflict() || error.is_not_found() => {}
                     Err(error) if !is_passing(&error) => {
                         return self.fail(one, &format!("{head}: {}", error.text())).await;
@@ -291,7 +291,7 @@ impl Controller {
             "" => gvr.version.clone(),
             group => format!("{group}/{}", gvr.version),
         };
-        // With both, an object that was deleted meanwhile, or made anew, is a conflict.
+        // With both, a deleted or recreated object is a conflict.
         let patch = json!({"apiVersion": version, "kind": found.kind, "metadata":
             {"uid": meta.uid, "resourceVersion": meta.resource_version}});
         let path = format!("{path}?fieldManager={MANAGER}");

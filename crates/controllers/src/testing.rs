@@ -19,7 +19,7 @@ use http_body_util::{BodyExt, Full, StreamBody};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-/// What a test sees of a request.
+/// The parts of a request that a test sees.
 pub struct Asked {
     pub method: Method,
     pub uri: http::Uri,

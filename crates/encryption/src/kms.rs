@@ -12,7 +12,6 @@
 
 mod rpc;
 
-use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -42,19 +41,15 @@ const KEY_ID_LIMIT: usize = 1024;
 const SEED_LIMIT: usize = 1024;
 const ANNOTATIONS_LIMIT: usize = 32 * 1024;
 
-/// The stored form of a value.
-#[derive(Clone, PartialEq, Message)]
-pub struct EncryptedObject {
-    #[prost(bytes = "vec", tag = "1")]
-    pub data: Vec<u8>,
-    #[prost(string, tag = "2")]
-    pub key_id: String,
-    #[prost(bytes = "vec", tag = "3")]
-    pub sealed_seed: Vec<u8>,
-    #[prost(btree_map = "string, bytes", tag = "4")]
-    pub annotations: BTreeMap<String, Vec<u8>>,
-    #[prost(int32, tag = "5")]
-    pub source: i32,
+base::messages! {
+    /// The stored form of a value.
+    message EncryptedObject {
+        buffer data = 1;
+        string key_id = 2;
+        buffer sealed_seed = 3;
+        map<string, buffer> annotations = 4;
+        int32 source = 5;
+    }
 }
 
 /// `EncryptedDEKSourceType`: a key, from clusters before v1.28, or a seed.

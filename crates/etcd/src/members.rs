@@ -96,12 +96,12 @@ struct State {
     pending: usize,
     /// Since when calls are pending without any answer.
     quiet_since: Option<Instant>,
-    standing: Standing,
+    standing: Health,
 }
 
 /// The state of a member; lower is better.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Standing {
+pub(crate) enum Health {
     #[default]
     Well,
     /// It refuses connections, or answers that it cannot serve: set aside.
@@ -152,8 +152,8 @@ impl Member {
     }
 
     /// Lower is better.
-    fn rank(&self, silence: Duration) -> (Standing, usize) {
-        let now = if self.is_silent(silence) { Standing::Silent } else { Standing::Well };
+    fn rank(&self, silence: Duration) -> (Health, usize) {
+        let now = if self.is_silent(silence) { Health::Silent } else { Health::Well };
         let state = self.state();
         (state.standing.max(now), state.pending)
     }
@@ -217,11 +217,11 @@ impl Members {
     }
 
     /// Prefers other members until a probe succeeds. The streams of a silent member are dropped, too.
-    pub fn set_aside(self: &Arc<Self>, member: &Arc<Member>, standing: Standing, why: &str) {
+    pub fn set_aside(self: &Arc<Self>, member: &Arc<Member>, standing: Health, why: &str) {
         if self.count() == 1 {
             return;
         }
-        if standing == Standing::Silent {
+        if standing == Health::Silent {
             member.silences.send_modify(|count| *count += 1);
         }
         let before = {
@@ -230,7 +230,7 @@ impl Members {
             state.standing = before.max(standing);
             before
         };
-        if before != Standing::Well {
+        if before != Health::Well {
             return;
         }
         tracing::warn!(member = member.url, why, "setting an etcd member aside");
@@ -248,7 +248,7 @@ impl Members {
             let probing = crate::rpc::probe(member);
             let limit = self.patience.connect;
             if matches!(tokio::time::timeout(limit, probing).await, Ok(Ok(()))) {
-                member.state().standing = Standing::Well;
+                member.state().standing = Health::Well;
                 tracing::info!(member = member.url, "an etcd member serves again");
                 return;
             }
@@ -358,15 +358,15 @@ mod tests {
         let (members, tasks) = members(2);
         let (well, aside) = (members.all()[0].clone(), members.all()[1].clone());
         let silences = aside.silences();
-        members.set_aside(&aside, Standing::Unwilling, "it says so");
+        members.set_aside(&aside, Health::Unwilling, "it says so");
         assert!(!silences.has_changed().expect("the member is here"));
-        members.set_aside(&aside, Standing::Silent, "it says nothing");
+        members.set_aside(&aside, Health::Silent, "it says nothing");
         assert!(silences.has_changed().expect("the member is here"));
         let _busy = [well.begin(), well.begin()];
         for _ in 0..4 {
             assert_eq!(chosen(&members, &[]), Some(0));
         }
-        members.set_aside(&well, Standing::Unwilling, "it has lost its leader");
+        members.set_aside(&well, Health::Unwilling, "it has lost its leader");
         assert_eq!(chosen(&members, &[]), Some(0), "it answers at least");
         assert_eq!(chosen(&members, &[well]), Some(1), "there is no other");
         tasks.shutdown(Duration::from_secs(1)).await;

@@ -2,169 +2,88 @@
 //! them). Messages that only a server needs are in [`crate::server::messages`].
 
 use bytes::Bytes;
-use prost::{Enumeration, Message, Oneof};
+use prost::Oneof;
 
-#[derive(Clone, PartialEq, Message)]
-pub struct ResponseHeader {
-    #[prost(uint64, tag = "1")]
-    pub cluster_id: u64,
-    #[prost(uint64, tag = "2")]
-    pub member_id: u64,
-    #[prost(uint64, tag = "4")]
-    pub raft_term: u64,
-    #[prost(int64, tag = "3")]
-    pub revision: i64,
-}
+base::messages! {
+    message ResponseHeader {
+        uint64 cluster_id = 1;
+        uint64 member_id = 2;
+        uint64 raft_term = 4;
+        int64 revision = 3;
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub struct KeyValue {
-    #[prost(bytes = "bytes", tag = "1")]
-    pub key: Bytes,
-    #[prost(int64, tag = "2")]
-    pub create_revision: i64,
-    #[prost(int64, tag = "3")]
-    pub mod_revision: i64,
-    #[prost(int64, tag = "4")]
-    pub version: i64,
-    #[prost(bytes = "bytes", tag = "5")]
-    pub value: Bytes,
-    #[prost(int64, tag = "6")]
-    pub lease: i64,
-}
+    message KeyValue {
+        bytes key = 1;
+        int64 create_revision = 2;
+        int64 mod_revision = 3;
+        int64 version = 4;
+        bytes value = 5;
+        int64 lease = 6;
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub struct RangeRequest {
-    #[prost(bytes = "bytes", tag = "1")]
-    pub key: Bytes,
-    #[prost(bytes = "bytes", tag = "2")]
-    pub range_end: Bytes,
-    #[prost(int64, tag = "3")]
-    pub limit: i64,
-    #[prost(int64, tag = "4")]
-    pub revision: i64,
-    #[prost(enumeration = "SortOrder", tag = "5")]
-    pub sort_order: i32,
-    #[prost(enumeration = "SortTarget", tag = "6")]
-    pub sort_target: i32,
-    #[prost(bool, tag = "8")]
-    pub keys_only: bool,
-    #[prost(bool, tag = "9")]
-    pub count_only: bool,
-    #[prost(int64, tag = "10")]
-    pub min_mod_revision: i64,
-    #[prost(int64, tag = "11")]
-    pub max_mod_revision: i64,
-    #[prost(int64, tag = "12")]
-    pub min_create_revision: i64,
-    #[prost(int64, tag = "13")]
-    pub max_create_revision: i64,
-}
+    message RangeRequest {
+        bytes key = 1;
+        bytes range_end = 2;
+        int64 limit = 3;
+        int64 revision = 4;
+        enum SortOrder sort_order = 5;
+        enum SortTarget sort_target = 6;
+        bool keys_only = 8;
+        bool count_only = 9;
+        int64 min_mod_revision = 10;
+        int64 max_mod_revision = 11;
+        int64 min_create_revision = 12;
+        int64 max_create_revision = 13;
+    }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Enumeration)]
-#[repr(i32)]
-pub enum SortOrder {
-    None = 0,
-    Ascend = 1,
-    Descend = 2,
-}
+    enum SortOrder { None = 0; Ascend = 1; Descend = 2; }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Enumeration)]
-#[repr(i32)]
-pub enum SortTarget {
-    Key = 0,
-    Version = 1,
-    Create = 2,
-    Mod = 3,
-    Value = 4,
-}
+    enum SortTarget { Key = 0; Version = 1; Create = 2; Mod = 3; Value = 4; }
 
-#[derive(Clone, PartialEq, Message)]
-pub struct RangeResponse {
-    #[prost(message, optional, tag = "1")]
-    pub header: Option<ResponseHeader>,
-    #[prost(message, repeated, tag = "2")]
-    pub kvs: Vec<KeyValue>,
-    #[prost(bool, tag = "3")]
-    pub more: bool,
-    #[prost(int64, tag = "4")]
-    pub count: i64,
-}
+    message RangeResponse {
+        ResponseHeader header = 1;
+        repeated KeyValue kvs = 2;
+        bool more = 3;
+        int64 count = 4;
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub struct PutRequest {
-    #[prost(bytes = "bytes", tag = "1")]
-    pub key: Bytes,
-    #[prost(bytes = "bytes", tag = "2")]
-    pub value: Bytes,
-    #[prost(int64, tag = "3")]
-    pub lease: i64,
-    #[prost(bool, tag = "4")]
-    pub prev_kv: bool,
-    #[prost(bool, tag = "5")]
-    pub ignore_value: bool,
-    #[prost(bool, tag = "6")]
-    pub ignore_lease: bool,
-}
+    message PutRequest {
+        bytes key = 1;
+        bytes value = 2;
+        int64 lease = 3;
+        bool prev_kv = 4;
+        bool ignore_value = 5;
+        bool ignore_lease = 6;
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub struct PutResponse {
-    #[prost(message, optional, tag = "1")]
-    pub header: Option<ResponseHeader>,
-    #[prost(message, optional, tag = "2")]
-    pub prev_kv: Option<KeyValue>,
-}
+    message PutResponse {
+        ResponseHeader header = 1;
+        KeyValue prev_kv = 2;
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub struct DeleteRangeRequest {
-    #[prost(bytes = "bytes", tag = "1")]
-    pub key: Bytes,
-    #[prost(bytes = "bytes", tag = "2")]
-    pub range_end: Bytes,
-    #[prost(bool, tag = "3")]
-    pub prev_kv: bool,
-}
+    message DeleteRangeRequest {
+        bytes key = 1;
+        bytes range_end = 2;
+        bool prev_kv = 3;
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub struct DeleteRangeResponse {
-    #[prost(message, optional, tag = "1")]
-    pub header: Option<ResponseHeader>,
-    #[prost(int64, tag = "2")]
-    pub deleted: i64,
-    #[prost(message, repeated, tag = "3")]
-    pub prev_kvs: Vec<KeyValue>,
-}
+    message DeleteRangeResponse {
+        ResponseHeader header = 1;
+        int64 deleted = 2;
+        repeated KeyValue prev_kvs = 3;
+    }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Enumeration)]
-#[repr(i32)]
-pub enum CompareTarget {
-    Version = 0,
-    Create = 1,
-    Mod = 2,
-    Value = 3,
-    Lease = 4,
-}
+    enum CompareTarget { Version = 0; Create = 1; Mod = 2; Value = 3; Lease = 4; }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Enumeration)]
-#[repr(i32)]
-pub enum CompareResult {
-    Equal = 0,
-    Greater = 1,
-    Less = 2,
-    NotEqual = 3,
-}
+    enum CompareResult { Equal = 0; Greater = 1; Less = 2; NotEqual = 3; }
 
-#[derive(Clone, PartialEq, Message)]
-pub struct Compare {
-    #[prost(enumeration = "CompareResult", tag = "1")]
-    pub result: i32,
-    #[prost(enumeration = "CompareTarget", tag = "2")]
-    pub target: i32,
-    #[prost(bytes = "bytes", tag = "3")]
-    pub key: Bytes,
-    #[prost(oneof = "CompareWith", tags = "4, 5, 6, 7, 8")]
-    pub with: Option<CompareWith>,
-    #[prost(bytes = "bytes", tag = "64")]
-    pub range_end: Bytes,
+    message Compare {
+        enum CompareResult result = 1;
+        enum CompareTarget target = 2;
+        bytes key = 3;
+        oneof(4, 5, 6, 7, 8) CompareWith with;
+        bytes range_end = 64;
+    }
 }
 
 #[derive(Clone, PartialEq, Oneof)]
@@ -181,285 +100,174 @@ pub enum CompareWith {
     Lease(i64),
 }
 
-#[derive(Clone, PartialEq, Message)]
-pub struct RequestOp {
-    #[prost(oneof = "Request", tags = "1, 2, 3, 4")]
-    pub request: Option<Request>,
-}
+base::messages! {
+    message RequestOp {
+        oneof(1, 2, 3, 4) Request request;
+    }
 
-#[derive(Clone, PartialEq, Oneof)]
-pub enum Request {
-    #[prost(message, tag = "1")]
-    Range(RangeRequest),
-    #[prost(message, tag = "2")]
-    Put(PutRequest),
-    #[prost(message, tag = "3")]
-    DeleteRange(DeleteRangeRequest),
-    #[prost(message, tag = "4")]
-    Txn(TxnRequest),
-}
+    oneof Request {
+        RangeRequest Range = 1;
+        PutRequest Put = 2;
+        DeleteRangeRequest DeleteRange = 3;
+        TxnRequest Txn = 4;
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub struct ResponseOp {
-    #[prost(oneof = "Response", tags = "1, 2, 3")]
-    pub response: Option<Response>,
-}
+    message ResponseOp {
+        oneof(1, 2, 3) Response response;
+    }
 
-#[derive(Clone, PartialEq, Oneof)]
-pub enum Response {
-    #[prost(message, tag = "1")]
-    Range(RangeResponse),
-    #[prost(message, tag = "2")]
-    Put(PutResponse),
-    #[prost(message, tag = "3")]
-    DeleteRange(DeleteRangeResponse),
-}
+    oneof Response {
+        RangeResponse Range = 1;
+        PutResponse Put = 2;
+        DeleteRangeResponse DeleteRange = 3;
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub struct TxnRequest {
-    #[prost(message, repeated, tag = "1")]
-    pub compare: Vec<Compare>,
-    #[prost(message, repeated, tag = "2")]
-    pub success: Vec<RequestOp>,
-    #[prost(message, repeated, tag = "3")]
-    pub failure: Vec<RequestOp>,
-}
+    message TxnRequest {
+        repeated Compare compare = 1;
+        repeated RequestOp success = 2;
+        repeated RequestOp failure = 3;
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub struct TxnResponse {
-    #[prost(message, optional, tag = "1")]
-    pub header: Option<ResponseHeader>,
-    #[prost(bool, tag = "2")]
-    pub succeeded: bool,
-    #[prost(message, repeated, tag = "3")]
-    pub responses: Vec<ResponseOp>,
-}
+    message TxnResponse {
+        ResponseHeader header = 1;
+        bool succeeded = 2;
+        repeated ResponseOp responses = 3;
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub struct CompactionRequest {
-    #[prost(int64, tag = "1")]
-    pub revision: i64,
-}
+    message CompactionRequest {
+        int64 revision = 1;
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub struct CompactionResponse {
-    #[prost(message, optional, tag = "1")]
-    pub header: Option<ResponseHeader>,
-}
+    message CompactionResponse {
+        ResponseHeader header = 1;
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub struct LeaseGrantRequest {
-    #[prost(int64, tag = "1")]
-    pub ttl: i64,
-    #[prost(int64, tag = "2")]
-    pub id: i64,
-}
+    message LeaseGrantRequest {
+        int64 ttl = 1;
+        int64 id = 2;
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub struct LeaseGrantResponse {
-    #[prost(message, optional, tag = "1")]
-    pub header: Option<ResponseHeader>,
-    #[prost(int64, tag = "2")]
-    pub id: i64,
-    #[prost(int64, tag = "3")]
-    pub ttl: i64,
-}
+    message LeaseGrantResponse {
+        ResponseHeader header = 1;
+        int64 id = 2;
+        int64 ttl = 3;
+    }
 
-/// The request of a revocation and of a keep-alive.
-#[derive(Clone, PartialEq, Message)]
-pub struct LeaseRequest {
-    #[prost(int64, tag = "1")]
-    pub id: i64,
-}
+    /// The request of a revocation and of a keep-alive.
+    message LeaseRequest {
+        int64 id = 1;
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub struct LeaseRevokeResponse {
-    #[prost(message, optional, tag = "1")]
-    pub header: Option<ResponseHeader>,
-}
+    message LeaseRevokeResponse {
+        ResponseHeader header = 1;
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub struct LeaseKeepAliveResponse {
-    #[prost(message, optional, tag = "1")]
-    pub header: Option<ResponseHeader>,
-    #[prost(int64, tag = "2")]
-    pub id: i64,
-    /// 0: there is no such lease.
-    #[prost(int64, tag = "3")]
-    pub ttl: i64,
-}
+    message LeaseKeepAliveResponse {
+        ResponseHeader header = 1;
+        int64 id = 2;
+        /// 0: there is no such lease.
+        int64 ttl = 3;
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub struct WatchRequest {
-    #[prost(oneof = "WatchCall", tags = "1, 2, 3")]
-    pub call: Option<WatchCall>,
-}
+    message WatchRequest {
+        oneof(1, 2, 3) WatchCall call;
+    }
 
-#[derive(Clone, PartialEq, Oneof)]
-pub enum WatchCall {
-    #[prost(message, tag = "1")]
-    Create(WatchCreateRequest),
-    #[prost(message, tag = "2")]
-    Cancel(WatchCancelRequest),
-    #[prost(message, tag = "3")]
-    Progress(WatchProgressRequest),
-}
+    oneof WatchCall {
+        WatchCreateRequest Create = 1;
+        WatchCancelRequest Cancel = 2;
+        WatchProgressRequest Progress = 3;
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub struct WatchCreateRequest {
-    #[prost(bytes = "bytes", tag = "1")]
-    pub key: Bytes,
-    #[prost(bytes = "bytes", tag = "2")]
-    pub range_end: Bytes,
-    #[prost(int64, tag = "3")]
-    pub start_revision: i64,
-    #[prost(bool, tag = "4")]
-    pub progress_notify: bool,
-    #[prost(enumeration = "EventType", repeated, tag = "5")]
-    pub filters: Vec<i32>,
-    #[prost(bool, tag = "6")]
-    pub prev_kv: bool,
-    #[prost(int64, tag = "7")]
-    pub watch_id: i64,
-}
+    message WatchCreateRequest {
+        bytes key = 1;
+        bytes range_end = 2;
+        int64 start_revision = 3;
+        bool progress_notify = 4;
+        repeated enum EventType filters = 5;
+        bool prev_kv = 6;
+        int64 watch_id = 7;
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub struct WatchCancelRequest {
-    #[prost(int64, tag = "1")]
-    pub watch_id: i64,
-}
+    message WatchCancelRequest {
+        int64 watch_id = 1;
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub struct WatchProgressRequest {}
+    message WatchProgressRequest {}
 
-#[derive(Clone, PartialEq, Message)]
-pub struct WatchResponse {
-    #[prost(message, optional, tag = "1")]
-    pub header: Option<ResponseHeader>,
-    #[prost(int64, tag = "2")]
-    pub watch_id: i64,
-    #[prost(bool, tag = "3")]
-    pub created: bool,
-    #[prost(bool, tag = "4")]
-    pub canceled: bool,
-    #[prost(int64, tag = "5")]
-    pub compact_revision: i64,
-    #[prost(string, tag = "6")]
-    pub cancel_reason: String,
-    #[prost(message, repeated, tag = "11")]
-    pub events: Vec<Event>,
-}
+    message WatchResponse {
+        ResponseHeader header = 1;
+        int64 watch_id = 2;
+        bool created = 3;
+        bool canceled = 4;
+        int64 compact_revision = 5;
+        string cancel_reason = 6;
+        repeated Event events = 11;
+    }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Enumeration)]
-#[repr(i32)]
-pub enum EventType {
-    Put = 0,
-    Delete = 1,
-}
+    enum EventType { Put = 0; Delete = 1; }
 
-#[derive(Clone, PartialEq, Message)]
-pub struct Event {
-    #[prost(enumeration = "EventType", tag = "1")]
-    pub r#type: i32,
-    #[prost(message, optional, tag = "2")]
-    pub kv: Option<KeyValue>,
-    #[prost(message, optional, tag = "3")]
-    pub prev_kv: Option<KeyValue>,
-}
+    message Event {
+        enum EventType r#type = 1;
+        KeyValue kv = 2;
+        KeyValue prev_kv = 3;
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub struct LeaseTimeToLiveRequest {
-    #[prost(int64, tag = "1")]
-    pub id: i64,
-    #[prost(bool, tag = "2")]
-    pub keys: bool,
-}
+    message LeaseTimeToLiveRequest {
+        int64 id = 1;
+        bool keys = 2;
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub struct LeaseTimeToLiveResponse {
-    #[prost(message, optional, tag = "1")]
-    pub header: Option<ResponseHeader>,
-    #[prost(int64, tag = "2")]
-    pub id: i64,
-    /// -1: there is no such lease.
-    #[prost(int64, tag = "3")]
-    pub ttl: i64,
-    #[prost(int64, tag = "4")]
-    pub granted_ttl: i64,
-    #[prost(bytes = "bytes", repeated, tag = "5")]
-    pub keys: Vec<Bytes>,
-}
+    message LeaseTimeToLiveResponse {
+        ResponseHeader header = 1;
+        int64 id = 2;
+        /// -1: there is no such lease.
+        int64 ttl = 3;
+        int64 granted_ttl = 4;
+        repeated bytes keys = 5;
+    }
 
-/// A request without fields.
-#[derive(Clone, PartialEq, Message)]
-pub struct Empty {}
+    /// A request without fields.
+    message Empty {}
 
-#[derive(Clone, PartialEq, Message)]
-pub struct LeaseLeasesResponse {
-    #[prost(message, optional, tag = "1")]
-    pub header: Option<ResponseHeader>,
-    #[prost(message, repeated, tag = "2")]
-    pub leases: Vec<LeaseRequest>,
-}
+    message LeaseLeasesResponse {
+        ResponseHeader header = 1;
+        repeated LeaseRequest leases = 2;
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub struct StatusResponse {
-    #[prost(message, optional, tag = "1")]
-    pub header: Option<ResponseHeader>,
-    #[prost(string, tag = "2")]
-    pub version: String,
-    #[prost(int64, tag = "3")]
-    pub db_size: i64,
-    #[prost(uint64, tag = "4")]
-    pub leader: u64,
-    #[prost(uint64, tag = "5")]
-    pub raft_index: u64,
-    #[prost(uint64, tag = "6")]
-    pub raft_term: u64,
-    #[prost(uint64, tag = "7")]
-    pub raft_applied_index: u64,
-    #[prost(string, repeated, tag = "8")]
-    pub errors: Vec<String>,
-    #[prost(int64, tag = "9")]
-    pub db_size_in_use: i64,
-    #[prost(bool, tag = "10")]
-    pub is_learner: bool,
-    #[prost(string, tag = "11")]
-    pub storage_version: String,
-    #[prost(int64, tag = "12")]
-    pub db_size_quota: i64,
-    /// From here on the fields are ours, about the backend of a served store; etcd's clients skip them.
-    #[prost(string, tag = "1000")]
-    pub backend: String,
-    #[prost(uint64, repeated, tag = "1001")]
-    pub commits: Vec<u64>,
-    #[prost(double, tag = "1002")]
-    pub commit_seconds: f64,
-}
+    message StatusResponse {
+        ResponseHeader header = 1;
+        string version = 2;
+        int64 db_size = 3;
+        uint64 leader = 4;
+        uint64 raft_index = 5;
+        uint64 raft_term = 6;
+        uint64 raft_applied_index = 7;
+        repeated string errors = 8;
+        int64 db_size_in_use = 9;
+        bool is_learner = 10;
+        string storage_version = 11;
+        int64 db_size_quota = 12;
+        /// From here on the fields are ours, about the backend of a served store; etcd's clients skip them.
+        string backend = 1000;
+        repeated uint64 commits = 1001;
+        double commit_seconds = 1002;
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub struct SnapshotResponse {
-    #[prost(message, optional, tag = "1")]
-    pub header: Option<ResponseHeader>,
-    #[prost(uint64, tag = "2")]
-    pub remaining_bytes: u64,
-    #[prost(bytes = "bytes", tag = "3")]
-    pub blob: Bytes,
-    #[prost(string, tag = "4")]
-    pub version: String,
-}
+    message SnapshotResponse {
+        ResponseHeader header = 1;
+        uint64 remaining_bytes = 2;
+        bytes blob = 3;
+        string version = 4;
+    }
 
-/// Ours, not etcd's: the revision at a time.
-#[derive(Clone, PartialEq, Message)]
-pub struct RevisionAtRequest {
-    #[prost(uint64, tag = "1")]
-    pub millis: u64,
-}
+    /// Ours, not etcd's: the revision at a time.
+    message RevisionAtRequest {
+        uint64 millis = 1;
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub struct RevisionAtResponse {
-    #[prost(message, optional, tag = "1")]
-    pub header: Option<ResponseHeader>,
-    #[prost(int64, tag = "2")]
-    pub revision: i64,
+    message RevisionAtResponse {
+        ResponseHeader header = 1;
+        int64 revision = 2;
+    }
 }

@@ -23,7 +23,7 @@ use tonic::transport::Channel;
 use tonic::{Code, Request, Status, Streaming};
 use tonic_prost::ProstCodec;
 
-use crate::members::{Member, Members, Patience, Standing};
+use crate::members::{Health, Member, Members, Patience};
 use crate::{Options, convert, messages as wire};
 
 /// The number of rounds over all members, and the pauses between them: about 1.5 s in all, the duration of
@@ -113,11 +113,7 @@ impl Source {
 
     /// The stream should have sent something.
     pub fn fell_silent(&self) -> Status {
-        self.members.set_aside(
-            &self.member,
-            Standing::Silent,
-            "a watch gets no events or progress",
-        );
+        self.members.set_aside(&self.member, Health::Silent, "a watch gets no events or progress");
         self.silence()
     }
 
@@ -255,7 +251,7 @@ impl Rpc {
     /// Sets members aside that did not answer while others did.
     fn leave_the_silent(&self, asked: &[Arc<Member>], silence: Duration) {
         for member in asked.iter().filter(|member| member.is_silent(silence)) {
-            self.members.set_aside(member, Standing::Silent, "it did not answer, others did");
+            self.members.set_aside(member, Health::Silent, "it did not answer, others did");
         }
     }
 
@@ -274,7 +270,7 @@ impl Rpc {
         let (fate, pending) = (Fate::default(), member.begin());
         let mut asked = Box::pin(unary(member.grpc.clone(), path, fate.message(request)));
         let connected = deadline.min(Instant::now() + self.patience().connect);
-        let mut standing = Standing::Unwilling;
+        let mut standing = Health::Unwilling;
         let outcome = match tokio::time::timeout_at(connected, &mut asked).await {
             Ok(outcome) => outcome,
             Err(_) if fate.give_up() => Err(Status::unavailable(format!(
@@ -282,7 +278,7 @@ impl Rpc {
                 member.url
             ))),
             Err(_) => tokio::time::timeout_at(deadline, asked).await.unwrap_or_else(|_| {
-                standing = Standing::Silent;
+                standing = Health::Silent;
                 Err(Status::deadline_exceeded(format!("{} did not answer in time", member.url)))
             }),
         };
@@ -367,7 +363,7 @@ impl Rpc {
             Ok(Ok(answers)) => Ok(Opened { answers: answers.into_inner(), source }),
             Ok(Err(status)) => {
                 if is_passing(&status) {
-                    self.members.set_aside(&source.member, Standing::Unwilling, &text(&status));
+                    self.members.set_aside(&source.member, Health::Unwilling, &text(&status));
                 }
                 Err(status)
             }

@@ -50,7 +50,7 @@ const RETRY_CEILING: Duration = Duration::from_secs(30);
 struct Known {
     group: String,
     accepted: CustomResourceDefinitionNames,
-    /// The CRD as it is served now.
+    /// The currently served CRD.
     served: Option<Served>,
     bytes: Bytes,
 }

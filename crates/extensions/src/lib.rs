@@ -24,7 +24,7 @@ use apiserver::schemas::SchemaSource;
 use arc_swap::ArcSwap;
 use base::task::Tasks;
 
-pub use custom::Post;
+pub use custom::{Post, PostError};
 
 /// The schemas of all kinds, built-in and custom. Created before the server, which reads it, and filled
 /// by [`Extensions::start`].

@@ -16,11 +16,14 @@ pub const KUBELET_VERSION: &str = release::KUBERNETES.tag;
 /// TLS of the server. The caller builds it, because it owns certificates and their rotation.
 pub type ServerTls = transport::tls::ServerTls;
 
+/// Why a pod's policies are not in force yet.
+pub type GateError = Box<dyn std::error::Error + Send + Sync>;
+
 /// Decides when a new pod may use the network: the rules of its network policies come first.
 #[async_trait::async_trait]
 pub trait NetworkGate: Send + Sync {
     /// Resolves when the pod's first packet would meet its policies. An error fails this attempt to start it.
-    async fn admit(&self, pod: &Pod, addresses: &[IpAddr]) -> Result<(), String>;
+    async fn admit(&self, pod: &Pod, addresses: &[IpAddr]) -> Result<(), GateError>;
 }
 
 /// Authentication and authorization of the kubelet's server.

@@ -326,7 +326,7 @@ async fn give_back_devices(workers: &worker::Context, set: &PodSet) {
     };
     for pod in workers.devices.pods().difference(&known) {
         if let Err(error) = workers.devices.give_back(pod).await {
-            tracing::warn!(pod, error, "failed to unprepare the claims of a deleted pod");
+            tracing::warn!(pod, %error, "failed to unprepare the claims of a deleted pod");
         }
     }
 }

@@ -39,7 +39,7 @@ use client::{Client, Informers};
 use k8s_openapi::api::core::v1::Node;
 use tokio::sync::{Notify, watch};
 
-pub use config::{Config, KUBELET_VERSION, NetworkGate, ServerAuth, ServerTls};
+pub use config::{Config, GateError, KUBELET_VERSION, NetworkGate, ServerAuth, ServerTls};
 pub use error::Error;
 use kubelet::{Kubelet, set_up_network};
 use node::this::ThisNode;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::status::Cause;
 
-/// Where in an object: `spec.template.spec.containers[0].image`.
+/// A path in an object: `spec.template.spec.containers[0].image`.
 ///
 /// Checks name hundreds of places of an object in which nothing is wrong: a place knows its parent and its
 /// own step, and its text is made for errors only.
@@ -194,7 +194,7 @@ impl FieldErrors {
         );
     }
 
-    /// As in the message of the `Status`: one error bare, several in brackets, repeats once.
+    /// The text for the message of the `Status`: one error bare, several in brackets, without duplicates.
     pub fn summary(&self) -> String {
         let mut seen = HashSet::new();
         let texts = self.0.iter().map(ToString::to_string);

@@ -1,4 +1,4 @@
-//! What every API object has in common: identity, metadata, selectors, quantities, patches, errors.
+//! The common parts of all API objects: identity, metadata, selectors, quantities, patches, errors.
 //!
 //! Invariants: no kind is known here; nothing here does I/O; all text (messages, reasons, field
 //! paths) is upstream's, because clients compare it.

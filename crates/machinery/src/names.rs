@@ -17,7 +17,7 @@ fn label_shaped(text: &str) -> bool {
         && text.ends_with(lower_alnum)
 }
 
-/// Upstream has two words for it: `bytes` in what is about labels, `characters` in the rest.
+/// Upstream has two words for the unit: `bytes` in errors about labels, `characters` in all others.
 fn too_long(limit: usize) -> String {
     format!("must be no more than {limit} characters")
 }
@@ -26,7 +26,7 @@ fn too_many_bytes(limit: usize) -> String {
     format!("must be no more than {limit} bytes")
 }
 
-/// What is wrong with a DNS-1123 label (namespaces, container names); empty if nothing.
+/// Errors of a DNS-1123 label (namespaces, container names); empty if it is valid.
 pub fn dns1123_label(text: &str) -> Vec<String> {
     let mut wrong = vec![];
     if text.len() > 63 {
@@ -43,7 +43,7 @@ pub fn dns1123_label(text: &str) -> Vec<String> {
     wrong
 }
 
-/// What is wrong with a DNS-1123 subdomain (most object names).
+/// Errors of a DNS-1123 subdomain (most object names).
 pub fn dns1123_subdomain(text: &str) -> Vec<String> {
     let mut wrong = vec![];
     if text.len() > 253 {
@@ -55,7 +55,7 @@ pub fn dns1123_subdomain(text: &str) -> Vec<String> {
     wrong
 }
 
-/// What is wrong with a DNS-1035 label (Service names).
+/// Errors of a DNS-1035 label (Service names).
 pub fn dns1035_label(text: &str) -> Vec<String> {
     let mut wrong = vec![];
     if text.len() > 63 {
@@ -67,7 +67,7 @@ pub fn dns1035_label(text: &str) -> Vec<String> {
     wrong
 }
 
-/// What is wrong with a name used as a path segment (RBAC objects).
+/// Errors of a name that is used as a path segment (RBAC objects).
 pub fn path_segment(text: &str) -> Vec<String> {
     if text == "." || text == ".." {
         return vec![format!("may not be '{text}'")];
@@ -88,7 +88,7 @@ fn qualified_shaped(text: &str) -> bool {
         && text.ends_with(|c: char| c.is_ascii_alphanumeric())
 }
 
-/// What is wrong with a label or annotation key.
+/// Errors of a label's or annotation's key.
 pub fn qualified_name(text: &str) -> Vec<String> {
     let mut wrong = vec![];
     let (prefix, name) = match text.split_once('/') {
@@ -123,7 +123,7 @@ pub fn qualified_name(text: &str) -> Vec<String> {
     wrong
 }
 
-/// What is wrong with a label's value.
+/// Errors of a label's value.
 pub fn label_value(text: &str) -> Vec<String> {
     let mut wrong = vec![];
     if text.len() > 63 {
@@ -135,7 +135,7 @@ pub fn label_value(text: &str) -> Vec<String> {
     wrong
 }
 
-/// What is wrong with a DNS-1123 subdomain whose labels may have underscores (DNS search paths).
+/// Errors of a DNS-1123 subdomain whose labels may have underscores (DNS search paths).
 pub fn dns1123_subdomain_with_underscore(text: &str) -> Vec<String> {
     let label = |label: &str| {
         let rest = label.strip_prefix('_').unwrap_or(label);
@@ -154,7 +154,7 @@ pub fn dns1123_subdomain_with_underscore(text: &str) -> Vec<String> {
     wrong
 }
 
-/// What is wrong with `*.example.com`.
+/// Errors of a wildcard name such as `*.example.com`.
 pub fn wildcard_subdomain(text: &str) -> Vec<String> {
     let mut wrong = vec![];
     if text.len() > 253 {
@@ -166,7 +166,7 @@ pub fn wildcard_subdomain(text: &str) -> Vec<String> {
     wrong
 }
 
-/// What is wrong with the name of a port (`IANA_SVC_NAME`).
+/// Errors of a port's name (`IANA_SVC_NAME`).
 pub fn port_name(text: &str) -> Vec<String> {
     let mut wrong = vec![];
     if text.len() > 15 {
@@ -187,12 +187,12 @@ pub fn port_name(text: &str) -> Vec<String> {
     wrong
 }
 
-/// What is wrong with a port's number.
+/// Errors of a port's number.
 pub fn port_number(port: i64) -> Option<&'static str> {
     (!(1..=65535).contains(&port)).then_some("must be between 1 and 65535, inclusive")
 }
 
-/// What is wrong with `50%`.
+/// Errors of a percentage such as `50%`.
 pub fn percent(text: &str) -> Vec<String> {
     let digits = text.strip_suffix('%').unwrap_or_default();
     if !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit()) {
@@ -201,7 +201,7 @@ pub fn percent(text: &str) -> Vec<String> {
     vec!["a valid percent string must be a numeric string followed by an ending '%' (e.g. '1%',  or '93%', regex used for validation is '[0-9]+%')".into()]
 }
 
-/// What is wrong with the name of an HTTP header.
+/// Errors of an HTTP header's name.
 pub fn http_header_name(text: &str) -> Vec<String> {
     if !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '-') {
         return vec![];
@@ -209,7 +209,7 @@ pub fn http_header_name(text: &str) -> Vec<String> {
     vec!["a valid HTTP header must consist of alphanumeric characters or '-' (e.g. 'X-Header-Name', regex used for validation is '[-A-Za-z0-9]+')".into()]
 }
 
-/// What is wrong with the name of an environment variable.
+/// Errors of an environment variable's name.
 pub fn env_var_name(text: &str) -> Vec<String> {
     let mut wrong = vec![];
     if text.is_empty() {
@@ -221,7 +221,7 @@ pub fn env_var_name(text: &str) -> Vec<String> {
     wrong
 }
 
-/// What is wrong with a key of a ConfigMap or Secret.
+/// Errors of a key of a ConfigMap or Secret.
 pub fn config_map_key(text: &str) -> Vec<String> {
     let mut wrong = vec![];
     if text.len() > 253 {
@@ -239,7 +239,7 @@ pub fn config_map_key(text: &str) -> Vec<String> {
     wrong
 }
 
-/// What is wrong with an identifier of C.
+/// Errors of a C identifier.
 pub fn c_identifier(text: &str) -> Vec<String> {
     let starts = text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_');
     if starts && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') {

@@ -157,7 +157,7 @@ fn metadata_third(json: Vec<u8>) -> Vec<u8> {
     json
 }
 
-/// Where the value that starts at `at` of compact JSON ends.
+/// The end of the value that starts at `at` in compact JSON.
 fn value_end(json: &[u8], mut at: usize) -> usize {
     let mut depth = 0usize;
     loop {
@@ -291,12 +291,12 @@ pub struct Decoded {
 pub trait Codec: Send + Sync {
     fn decode(&self, json: &[u8]) -> Result<Decoded, DecodeError>;
     fn decode_value(&self, value: Value) -> Result<Decoded, DecodeError>;
-    /// Of what was checked before it was stored: nobody asks for its unknown fields.
+    /// For stored objects: they were checked when they were written, so unknown fields are ignored.
     fn decode_stored(&self, json: &[u8]) -> Result<Box<dyn Object>, DecodeError>;
     /// A new, empty object of the kind.
     fn empty(&self) -> Box<dyn Object>;
 
-    /// Encoded JSON as it is stored and shown: with the habits of the kind's own struct, where it
+    /// Encoded JSON as the store and clients get it: with the habits of the kind's Go struct, where it
     /// has any.
     fn settle(&self, json: Vec<u8>) -> Vec<u8> {
         json
@@ -416,7 +416,7 @@ fn field_path(path: &serde_ignored::Path<'_>) -> String {
     }
 }
 
-/// The codec of custom resources: any tree goes; pruning and schemas come from the row's strategy.
+/// The codec of kinds without a Rust type: it accepts any tree.
 pub struct Untyped {
     pub api_version: String,
     pub kind: String,
@@ -460,7 +460,7 @@ mod tests {
         assert_eq!(decoded.object.name(), "a");
     }
 
-    /// A condition that somebody appended without a time was refused once.
+    /// A condition without a time was refused once.
     #[test]
     fn gos_zero_time_is_a_time() {
         use k8s_openapi::api::core::v1::Service;

@@ -18,7 +18,7 @@ use serde::{Deserialize, Deserializer};
 pub struct Pairs(Box<[u8]>);
 
 impl Pairs {
-    /// Where a name is there twice, the first.
+    /// The value of a name; the first, if the name occurs twice.
     pub fn get(&self, name: &str) -> Option<&str> {
         self.iter().find(|(one, _)| *one == name).map(|(_, value)| value)
     }

@@ -58,7 +58,7 @@ const DIGITS: usize = 30;
 impl Amount {
     pub fn parse(text: &str) -> Result<Self, ParseError> {
         let Text { is_negative: negative, whole, fraction, suffix } = split(text)?;
-        // Of a long fraction no more than what is left of all digits; that there is more rounds up.
+        // A long fraction is cut to the digits that are left. A cut fraction rounds up.
         let (fraction, rest) =
             fraction.split_at(fraction.len().min(DIGITS.saturating_sub(whole.len())));
         let mantissa = format!("{whole}{fraction}");
@@ -103,7 +103,7 @@ impl Amount {
         self.0 < 0
     }
 
-    /// As a number; large ones lose their last digits.
+    /// The value as a float; large values lose their last digits.
     pub fn to_f64(self) -> f64 {
         self.0 as f64 / NANO as f64
     }
@@ -234,7 +234,7 @@ fn exponent(suffix: &str) -> Result<i32, ParseError> {
 }
 
 /// The form in which upstream writes a quantity: `1000m` is `1`, `1024Mi` is `1Gi`, `0.5` is `500m`.
-/// What is beyond every range that anybody counts in stays as it is.
+/// A number outside the range of `i128` stays unchanged.
 pub fn canonical(text: &str) -> Result<String, ParseError> {
     let Amount(value) = Amount::parse(text)?;
     if is_canonical(text)? {
@@ -271,7 +271,7 @@ pub fn canonical(text: &str) -> Result<String, ParseError> {
     })
 }
 
-/// What upstream takes for the canonical form, and keeps as it was written: `+1` and `1E3` too.
+/// Whether upstream treats the text as canonical and keeps it unchanged: `+1` and `1E3`, too.
 fn is_canonical(text: &str) -> Result<bool, ParseError> {
     /// So many digits fit into 64 bits.
     const FIT: usize = 18;

@@ -82,7 +82,7 @@ pub struct Inner {
     pub uid: String,
     pub causes: Vec<Cause>,
     pub retry_after_seconds: Option<u32>,
-    /// Where an expired list may go on, in `metadata.continue`.
+    /// The token with which an expired list can go on, in `metadata.continue`.
     pub continue_token: Option<String>,
     /// A reason that is none of [`Reason`]'s: a webhook may give any.
     pub reason_text: Option<String>,
@@ -240,7 +240,7 @@ impl StatusError {
         self
     }
 
-    /// With a reason as somebody else worded it; known ones should be a [`Reason`].
+    /// With the reason of another server; known reasons should be a [`Reason`].
     pub fn with_reason_text(mut self, text: impl Into<String>) -> Self {
         self.0.reason_text = Some(text.into());
         self

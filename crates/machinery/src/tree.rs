@@ -2,7 +2,7 @@
 //!
 //! In: JSON. Out: a tree like [`serde_json::Value`]'s, of which an object of a hundred fields takes some
 //! thirty allocations in place of three hundred: there a map of one field takes 632 bytes, and each name
-//! and text is an allocation. Who changes a tree wants a `Value`.
+//! and text is an allocation. Code that changes a tree needs a `Value`.
 //!
 //! Invariant: the fields of a map are sorted by their names, and no two have the same.
 
@@ -131,7 +131,7 @@ impl<'de> Visitor<'de> for Reader {
             fields.push((name, value));
         }
         fields.sort_by(|a, b| a.0.cmp(&b.0));
-        // Of a name that is there twice the last counts: the sort has kept their order.
+        // The last of equal names counts: the sort is stable.
         fields.dedup_by(|later, earlier| {
             let is_same = later.0 == earlier.0;
             if is_same {

@@ -44,7 +44,7 @@ pub enum PodChange {
 pub struct Announced {
     pub key: ObjectKey,
     pub pod: PodFacts,
-    /// Told when its rules are in the kernel.
+    /// Notified when its rules are in the kernel.
     pub done: oneshot::Sender<()>,
 }
 

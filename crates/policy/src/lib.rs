@@ -234,7 +234,7 @@ impl Engine {
         let mut waiting = Vec::new();
         for new in changes.announced {
             waiting.push(new.done);
-            // Without policies nobody would say when the pod is gone; with the first one, all pods are read.
+            // Without policies, no event tells when the pod is gone; with the first one, all pods are read.
             if model.has_policies() {
                 model.put_pod(&new.key, Some(new.pod.clone()));
                 self.started.put(new.key, new.pod);

@@ -46,7 +46,7 @@ pub struct Model {
     selecting: Index<ObjectKey>,
     /// The pods of this node that have addresses.
     local: BTreeMap<ObjectKey, Local>,
-    /// Whose an address is: of two pods the later one, as the first has ended.
+    /// The pod of an address. If two pods have it, the later one counts, because the first has ended.
     owners: HashMap<IpAddr, ObjectKey>,
     /// Peers in use, by their canonical text.
     peers: HashMap<String, UsedPeer>,
@@ -214,7 +214,7 @@ impl Model {
             }
         }
         for address in &addresses {
-            // Who has the address already does not take it back from a later pod.
+            // A pod that already had the address does not take it back from a later pod.
             if !old.addresses.contains(address) {
                 self.owners.insert(*address, key.clone());
             }
@@ -545,7 +545,7 @@ fn scope(peer: &PodPeer) -> &str {
     }
 }
 
-/// Who a rule is about; its peers are noted in `known`.
+/// The peers of a rule, which are added to `known`.
 fn class(rule: &RuleFacts, known: &mut BTreeMap<String, PodPeer>) -> Class {
     let Some(peers) = &rule.peers else { return Class { any: true, ..Class::default() } };
     let mut class = Class::default();

@@ -48,7 +48,7 @@ const PRIORITY: i32 = 10;
 /// Neighbour discovery: router and neighbour solicitations and advertisements, redirects.
 const NEIGHBOURS: [u8; 5] = [133, 134, 135, 136, 137];
 
-/// Who may send or receive: a union. The peers' canonical texts stand for them.
+/// The allowed senders or receivers, as a union. A peer is identified by its canonical text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Class {
     pub any: bool,
@@ -56,7 +56,7 @@ pub struct Class {
     pub blocks: BTreeSet<Block>,
 }
 
-/// Ports of pods that a name stands for: the peer, the protocol, the name.
+/// Named ports of pods: the peer, the protocol, the name.
 pub type NamedTerm = (String, Proto, String);
 
 /// The rules of a pod in one direction. Pods with equal rules share one.

@@ -1,11 +1,11 @@
-//! Feature gates: upstream's, with its names, stages and defaults, and what each does here.
+//! Feature gates with upstream's names, stages and defaults, and their effects here.
 //!
-//! In: what was said of gates, as `A=true,B=false`, by flags and configuration files. Out: which are
-//! open ([`enabled`], asked wherever behaviour hangs on one), what to tell whoever said it
+//! In: values of gates, such as `A=true,B=false`, from flags and configuration files. Out: the enabled
+//! gates ([`enabled`], which gated code calls), warnings for the user
 //! ([`notices`]), a list for `--help` and the figure `kubernetes_feature_enabled`.
 //!
 //! Gates are of the process, as upstream's: the binary calls [`install`] once, before anything runs.
-//! Tests open and close them for the thread that they are in, with [`scoped`].
+//! Tests set them for their own thread with [`scoped`].
 //! Upstream: `k8s.io/component-base/featuregate`.
 
 mod table;
@@ -18,10 +18,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub use table::Feature;
 use table::{DEPENDENCIES, TABLE};
 
-/// What whoever opens or closes a gate gets.
+/// The effect of a gate that is enabled or disabled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// The gate is asked: it opens and closes what there is of the feature.
+    /// Code asks the gate: it enables and disables the feature.
     Decides,
     /// The gate opens and closes parts of the API; nothing acts on what stands in them.
     Fields,
@@ -51,7 +51,7 @@ impl Stage {
     }
 }
 
-/// What a gate is while nobody says anything.
+/// The default of a gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Off,
@@ -127,7 +127,7 @@ const WORDS: usize = TABLE.len().div_ceil(64);
 pub struct Gates([u64; WORDS]);
 
 impl Gates {
-    /// As upstream has them while nobody says anything.
+    /// Upstream's defaults.
     pub const DEFAULT: Self = {
         let mut words = [0; WORDS];
         let mut at = 0;
@@ -208,7 +208,7 @@ pub fn scoped<T>(gates: Gates, work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// What was said of gates, by name. What is said later counts.
+/// The given values of gates by name. The last value counts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Said {
     gates: BTreeMap<String, bool>,
@@ -295,7 +295,7 @@ impl Said {
         gates
     }
 
-    /// What is worth telling whoever said it, given what [`resolve`](Self::resolve) made of it.
+    /// Warnings about the given values, after [`resolve`](Self::resolve).
     pub fn notices(&self, gates: &Gates) -> Vec<String> {
         let is_said = |feature: Feature| {
             gates.enabled(feature) != feature.is_on_by_default()
@@ -347,7 +347,7 @@ impl Said {
     }
 }
 
-/// Gates that stand for all gates of their stage.
+/// Names for all gates of a stage.
 const WHOLE_STAGES: [Feature; 2] = [Feature::AllAlpha, Feature::AllBeta];
 
 fn missing_dependencies(gates: &Gates) -> impl Iterator<Item = String> {

@@ -21,7 +21,7 @@ pub enum Target {
     NodeProxy,
 }
 
-/// Who answers for each target.
+/// The handler of each target.
 pub type Connections = dyn Fn(Target) -> Arc<dyn Connect>;
 
 /// Verbs of a proxy: the requests are passed on, whatever they are.

@@ -159,7 +159,7 @@ pub(crate) mod tests {
             let tree = serde_json::to_value(&new).expect("a tree");
             tree.pointer(field).is_some_and(|value| !value.is_null())
         };
-        // An old object that differs elsewhere, as whoever updates sends it.
+        // An old object that differs in other fields, as in an update.
         let mut other = serde_json::to_value(&object).expect("a tree");
         other["metadata"]["labels"] = json!({"a": "b"});
         let old: T = serde_json::from_value(other).expect("an object");

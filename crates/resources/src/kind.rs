@@ -6,21 +6,18 @@
 //!
 //! Invariant: a column and its cell are one entry, and so are a selectable field and its value.
 
-use std::marker::PhantomData;
 use std::sync::Arc;
 
 use apiserver::request::RequestContext;
 use apiserver::resource::{
-    ALL_VERBS, Behaviour, CREATED_AT_COLUMN, Conversion, Doc, Examined, MetadataRules, NAME_COLUMN,
+    ALL_VERBS, Allocator, Behaviour, CREATED_AT_COLUMN, Doc, Examined, FieldValues, Grace,
+    MetadataRules, NAME_COLUMN, SelectableFields, Storage, Subresource, SubresourceKind,
 };
-use k8s_openapi::Metadata;
 use machinery::field::FieldErrors;
 use machinery::{Object, ObjectMeta, names};
 use release::features::Feature;
 use serde_json::Value;
 
-use crate::generic::{Generic, Hooks, NoHooks};
-use crate::row::Row;
 use crate::validate::at::{At, NameCheck};
 use crate::{Wiring, print};
 
@@ -31,52 +28,55 @@ pub(crate) type Warn = fn(&At<'_>, &mut Vec<String>);
 pub(crate) struct Kind<T: 'static> {
     pub(crate) short: &'static [&'static str],
     pub(crate) categories: &'static [&'static str],
-    /// Where the objects are kept below `/registry/`, when that is not the plural.
+    /// The storage prefix below `/registry/`, if it is not the plural.
     pub(crate) storage: Option<&'static str>,
     pub(crate) verbs: &'static [&'static str],
-    /// Is anything stored? If not, hooks compute the objects or answer a create.
-    pub(crate) stored: bool,
+    /// For kinds of which nothing is stored.
+    pub(crate) unstored: Option<fn() -> Storage>,
     pub(crate) subresources: &'static [Sub],
-    /// No version is served unless `--runtime-config` asks for one.
+    /// No version is served unless `--runtime-config` enables one.
     pub(crate) optional: bool,
-    /// The kind is served only while this gate is open.
+    /// The kind is served only while this gate is enabled.
     pub(crate) gate: Option<Feature>,
-    /// Fills in what is left out. Doing it twice changes nothing.
+    /// Sets defaults. Repeating it changes nothing.
     pub(crate) default: fn(&mut T),
-    /// For kinds whose spec and status are written apart.
+    /// For kinds whose spec and status are written separately.
     pub(crate) parts: Option<Parts<T>>,
-    /// What counts as a new generation, where objects have one.
+    /// Whether a change increases the generation, if objects have one.
     pub(crate) generation: Option<fn(&T, &T) -> bool>,
-    /// Takes out fields behind closed gates, see [`crate::gated`]. In: what is written, and what was
-    /// there before (`None` on creation).
+    /// Drops fields of disabled gates, see [`crate::gated`]. In: the new object, and the old one
+    /// (`None` on creation).
     pub(crate) gated: fn(&mut T, Option<&T>),
     pub(crate) rules: Rules,
-    /// What is allowed, and unwise.
+    /// Warnings about valid objects.
     pub(crate) warnings: Option<Warn>,
     /// Which updates get these warnings, too.
     pub(crate) warns_on_update: Updates,
     /// Warnings of a new status.
     pub(crate) status_warnings: Option<Warn>,
-    /// Told in answer to every request; empty where nothing is deprecated.
+    /// The deprecation warning; empty if the kind is not deprecated.
     pub(crate) deprecation: &'static str,
-    /// The group that refusals name, when that is not the kind's.
+    /// The group in errors, if it is not the kind's.
     pub(crate) error_group: Option<&'static str>,
-    /// See [`apiserver::resource::Strategy::annotation_of_whole_objects`].
+    /// See [`apiserver::resource::Settings::annotation_of_whole_objects`].
     pub(crate) annotation_of_whole_objects: Option<&'static str>,
-    /// Deletes answer with the object. Upstream: `ReturnDeletedObject` of the kind's store.
+    /// Whether a delete answers with the object. Upstream: `ReturnDeletedObject` of the kind's store.
     pub(crate) returns_deleted: bool,
-    /// A delete that names no policy keeps the object's dependents.
+    /// Whether a delete without a propagation policy keeps the dependents.
     pub(crate) orphans: bool,
-    /// Told to clients that delete and name no policy.
+    /// A warning for a delete without a propagation policy.
     pub(crate) delete_warning: Option<&'static str>,
     pub(crate) columns: &'static [Column<T>],
     /// Conditions of an object's row in a Table.
     pub(crate) row_conditions: fn(&T) -> Vec<Value>,
     pub(crate) fields: Fields<T>,
-    /// What a selector with a field that is not selectable is told, where that is not the usual.
+    /// The error for a selector with a field that is not selectable, if it is not the usual one.
     pub(crate) unknown_field: Option<fn(&str) -> String>,
-    /// What only this kind does.
-    pub(crate) hooks: fn(Option<&Wiring>) -> Arc<dyn Hooks<T>>,
+    /// See [`apiserver::resource::Settings::ttl_seconds`].
+    pub(crate) ttl_seconds: fn() -> Option<i64>,
+    pub(crate) allocator: Option<fn(Option<&Wiring>) -> Arc<dyn Allocator>>,
+    /// The behaviour that only this kind has.
+    pub(crate) hooks: &'static dyn Hooks<T>,
 }
 
 impl<T: Object> Kind<T> {
@@ -88,7 +88,7 @@ impl<T: Object> Kind<T> {
         categories: &[],
         storage: None,
         verbs: ALL_VERBS,
-        stored: true,
+        unstored: None,
         subresources: &[],
         optional: false,
         gate: None,
@@ -110,7 +110,9 @@ impl<T: Object> Kind<T> {
         row_conditions: |_| vec![],
         fields: Fields::Of(&[]),
         unknown_field: None,
-        hooks: |_| Arc::new(NoHooks),
+        ttl_seconds: || None,
+        allocator: None,
+        hooks: &NoHooks,
     };
 }
 
@@ -123,7 +125,7 @@ pub(crate) enum Updates {
     All,
 }
 
-/// What a kind demands of its objects.
+/// The validation rules of a kind.
 pub(crate) struct Rules {
     pub(crate) create: Check,
     /// `None`: as on creation.
@@ -156,7 +158,38 @@ impl Rules {
     };
 }
 
-/// How to reach into a typed kind's two halves.
+/// What only one kind does. Every method has a default: most kinds need none.
+pub(crate) trait Hooks<T>: Sync {
+    /// After the status was cleared and gated fields were taken out.
+    fn prepare_create(&self, _ctx: &RequestContext, _object: &mut T) {}
+
+    /// After the other part was kept, and before gated fields are taken out.
+    fn prepare_update(&self, _ctx: &RequestContext, _object: &mut T, _old: &T) {}
+
+    /// See [`apiserver::resource::Strategy::own_name_errors`].
+    fn own_name_errors(&self, _object: &T, _name: &str) -> Vec<String> {
+        vec![]
+    }
+
+    /// See [`apiserver::resource::Strategy::grace`].
+    fn grace(&self, _object: &T, _requested: Option<i64>) -> Grace {
+        Grace::None
+    }
+
+    /// See [`apiserver::resource::Strategy::starts_deleting`].
+    fn starts_deleting(&self, _object: &mut T) {}
+
+    /// See [`apiserver::resource::Strategy::holds_back_removal`].
+    fn holds_back_removal(&self, _object: &T) -> bool {
+        false
+    }
+}
+
+pub(crate) struct NoHooks;
+
+impl<T> Hooks<T> for NoHooks {}
+
+/// Access to the spec and the status of a typed kind.
 pub(crate) struct Parts<T> {
     pub(crate) clear_status: fn(&mut T),
     pub(crate) keep_status: fn(&mut T, &T),
@@ -209,7 +242,7 @@ impl<T> Parts<T> {
     }
 }
 
-/// A column of Tables, and what stands in it for an object.
+/// A column of Tables, and its cell for an object.
 pub(crate) struct Column<T> {
     pub(crate) name: &'static str,
     /// string, integer, number, boolean, date
@@ -222,11 +255,11 @@ pub(crate) struct Column<T> {
     pub(crate) cell: fn(&T) -> Value,
 }
 
-/// What describes a column.
+/// The description of a column.
 #[derive(Clone, Copy)]
 pub(crate) enum Documented {
     Text(&'static str),
-    /// The schema's words about this field, looked up when a Table is made.
+    /// The field's description in the schema, looked up for each Table.
     Field(&'static str),
     /// A well-known column of the server.
     Known(&'static apiserver::resource::Column),
@@ -270,7 +303,7 @@ pub(crate) const fn name<T: Object>() -> Column<T> {
     named(|object| object.name().into())
 }
 
-/// The first column, with something else than the bare name in it.
+/// The first column, with other text than the bare name.
 pub(crate) const fn named<T>(cell: fn(&T) -> Value) -> Column<T> {
     known(&NAME, cell)
 }
@@ -297,14 +330,14 @@ pub(crate) const fn wide<T>(mut column: Column<T>) -> Column<T> {
     column
 }
 
-/// Clients take it for the object's name.
+/// Clients use this column as the object's name.
 pub(crate) const fn as_name<T>(mut column: Column<T>) -> Column<T> {
     column.format = "name";
     column
 }
 
 impl<T> Column<T> {
-    /// As Tables have it.
+    /// The column's definition in a Table.
     pub(crate) fn header(&self) -> Option<apiserver::resource::Column> {
         let description = match self.doc {
             Documented::Text(text) => Doc::Text(text.into()),
@@ -325,7 +358,7 @@ impl<T> Column<T> {
 /// The name of a field and its value in an object.
 type Selectable<T> = (&'static str, fn(&T) -> String);
 /// Reads fields from an encoded object.
-type ReadFields = fn(&[u8]) -> serde_json::Result<Vec<(&'static str, String)>>;
+type ReadFields = fn(&[u8]) -> serde_json::Result<Vec<String>>;
 
 /// Fields for selectors besides name and namespace, each with its value.
 pub(crate) enum Fields<T: 'static> {
@@ -335,145 +368,60 @@ pub(crate) enum Fields<T: 'static> {
     InBytes(&'static [&'static str], ReadFields),
 }
 
-impl<T> Fields<T> {
-    pub(crate) fn is_empty(&self) -> bool {
-        match self {
-            Self::Of(fields) => fields.is_empty(),
-            Self::InBytes(names, _) => names.is_empty(),
-        }
-    }
-
-    pub(crate) fn contains(&self, name: &str) -> bool {
-        match self {
-            Self::Of(fields) => fields.iter().any(|(one, _)| *one == name),
-            Self::InBytes(names, _) => names.contains(&name),
-        }
+impl<T: Object> Fields<T> {
+    pub(crate) fn selectable(
+        &'static self,
+        unknown: Option<fn(&str) -> String>,
+    ) -> SelectableFields {
+        let (names, values): (Vec<_>, _) = match self {
+            Self::Of(fields) => {
+                let read = |object: &dyn Object| {
+                    fields.iter().map(|(_, value)| value(object.expect())).collect()
+                };
+                let names = fields.iter().map(|(name, _)| (*name).into());
+                (names.collect(), FieldValues::OfObject(Arc::new(read)))
+            }
+            Self::InBytes(names, read) => {
+                (names.iter().map(|name| (*name).into()).collect(), FieldValues::OfJson(*read))
+            }
+        };
+        SelectableFields { names, values, unknown }
     }
 }
 
-/// Something behind an object's name.
+/// A subresource.
 pub(crate) struct Sub {
     pub(crate) name: &'static str,
-    /// Group, version and kind of what it shows, where that is not the parent.
+    /// Group, version and kind of its objects, if they differ from the parent's.
     pub(crate) kind: Option<(&'static str, &'static str, &'static str)>,
     pub(crate) verbs: &'static [&'static str],
     pub(crate) behaviour: Made,
 }
 
+impl Sub {
+    /// The subresource, unless it needs a running server and there is none.
+    pub(crate) fn made(&self, wiring: Option<&Wiring>) -> Option<Subresource> {
+        let behaviour = match &self.behaviour {
+            Made::Plain(made) => made(),
+            Made::Wired(made) => made(wiring?),
+        };
+        let kind = self.kind.map(|(group, version, kind)| SubresourceKind { group, version, kind });
+        Some(Subresource { name: self.name, kind, verbs: self.verbs, behaviour })
+    }
+}
+
 pub(crate) enum Made {
     Plain(fn() -> Behaviour),
-    /// Of what only a running server has.
+    /// Made from the parts of a running server.
     Wired(fn(&Wiring) -> Behaviour),
 }
 
 pub(crate) const PART_VERBS: &[&str] = &["get", "patch", "update"];
 pub(crate) const STATUS: Sub = part("status");
 
-/// Another face of the same object.
+/// A subresource that is a part of the same object.
 pub(crate) const fn part(name: &'static str) -> Sub {
     Sub { name, kind: None, verbs: PART_VERBS, behaviour: Made::Plain(|| Behaviour::Part) }
-}
-
-/// A kind of whatever type: a line of the table.
-pub(crate) trait AnyKind: Sync + 'static {
-    /// The kind's row; without `wiring`, one that says where objects are and how they are defaulted.
-    fn row(&'static self, wiring: Option<&Wiring>) -> Row;
-    fn is_optional(&self) -> bool;
-    /// Does it need what only a running server has?
-    fn is_wired(&self) -> bool;
-    #[cfg(test)]
-    fn rules(&self) -> &Rules;
-    #[cfg(test)]
-    fn warnings(&self) -> Option<Warn>;
-}
-
-impl<T: Metadata<Ty = ObjectMeta> + Object> AnyKind for Kind<T> {
-    fn row(&'static self, wiring: Option<&Wiring>) -> Row {
-        self.row_of::<T>(wiring)
-    }
-
-    fn is_optional(&self) -> bool {
-        self.optional
-    }
-
-    fn is_wired(&self) -> bool {
-        self.subresources.iter().any(|sub| matches!(sub.behaviour, Made::Wired(_)))
-    }
-
-    #[cfg(test)]
-    fn rules(&self) -> &Rules {
-        &self.rules
-    }
-
-    #[cfg(test)]
-    fn warnings(&self) -> Option<Warn> {
-        self.warnings
-    }
-}
-
-impl<T: Metadata<Ty = ObjectMeta> + Object> Kind<T> {
-    /// The row of the form `V`, which most kinds are themselves.
-    fn row_of<V: Metadata<Ty = ObjectMeta> + 'static>(
-        &'static self,
-        wiring: Option<&Wiring>,
-    ) -> Row {
-        let strategy = Generic { kind: self, hooks: (self.hooks)(wiring) };
-        let mut row = Row::new::<V>(strategy)
-            .short(self.short)
-            .categories(self.categories)
-            .verbs(self.verbs.to_vec())
-            .gate(self.gate);
-        if let Some(place) = self.storage {
-            row = row.storage(place);
-        }
-        if !self.stored {
-            row = row.not_stored();
-        }
-        for sub in self.subresources {
-            let behaviour = match (&sub.behaviour, wiring) {
-                (Made::Plain(made), _) => made(),
-                (Made::Wired(made), Some(wiring)) => made(wiring),
-                (Made::Wired(_), None) => continue,
-            };
-            row = row.sub(sub.name, sub.kind, sub.verbs, behaviour);
-        }
-        row
-    }
-}
-
-/// Another form of a kind: served as `V`, stored as `T`.
-pub(crate) struct Form<T: 'static, V> {
-    pub(crate) kind: Kind<T>,
-    pub(crate) conversion: fn() -> Arc<dyn Conversion>,
-    pub(crate) form: PhantomData<fn() -> V>,
-}
-
-impl<T, V> AnyKind for Form<T, V>
-where
-    T: Metadata<Ty = ObjectMeta> + Object,
-    V: Metadata<Ty = ObjectMeta> + Object,
-{
-    fn row(&'static self, wiring: Option<&Wiring>) -> Row {
-        self.kind.row_of::<V>(wiring).converted_by((self.conversion)())
-    }
-
-    fn is_optional(&self) -> bool {
-        self.kind.optional
-    }
-
-    fn is_wired(&self) -> bool {
-        self.kind.is_wired()
-    }
-
-    #[cfg(test)]
-    fn rules(&self) -> &Rules {
-        &self.kind.rules
-    }
-
-    #[cfg(test)]
-    fn warnings(&self) -> Option<Warn> {
-        self.kind.warnings
-    }
 }
 
 #[cfg(test)]
@@ -496,13 +444,13 @@ mod tests {
         let mut checked = 0;
         // The server that was asked was not told to serve more.
         let table = crate::tests::by_default();
-        for row in table.iter().filter(|row| row.storage.is_some()) {
+        for row in table.iter().filter(|row| row.is_stored()) {
             let name = if row.group.is_empty() {
                 format!("{}.{}", row.plural, row.version)
             } else {
                 format!("{}.{}.{}", row.plural, row.version, row.group)
             };
-            let columns: Vec<Value> = row.strategy.columns().iter().map(shown).collect();
+            let columns: Vec<Value> = row.table.columns().iter().map(shown).collect();
             assert_eq!(Value::from(columns), golden[&name], "{name}");
             checked += 1;
         }
@@ -512,7 +460,7 @@ mod tests {
     #[test]
     fn columns_name_fields_that_have_a_description() {
         for row in crate::tests::built_in().iter() {
-            for column in row.strategy.columns() {
+            for column in row.table.columns() {
                 if let Doc::Field(_, path) = column.description {
                     assert_ne!(column.description.text(), "", "{}: {path}", row.kind);
                 }

@@ -44,7 +44,7 @@ use apiserver::resource::{CreateHandler, ResourceTable};
 use machinery::patch::Schema;
 
 pub use connect::{Connections, Target};
-use kind::AnyKind;
+use generic::AnyKind;
 pub use native::native;
 pub use row::Row;
 
@@ -122,24 +122,24 @@ static RESOURCES: &[&dyn AnyKind] = &[
     &storagemigration::storage_version_migration::KIND,
 ];
 
-/// What only a running server has, for the kinds that need it.
+/// The parts of a running server that some kinds need.
 pub(crate) struct Wiring {
     node_ports: RangeInclusive<u16>,
     connections: Box<Connections>,
     tokens: Arc<dyn CreateHandler>,
 }
 
-/// What some rows need of the server they are in.
+/// The server's parts and flags that some rows need.
 pub struct Options {
-    /// Tells patches about lists and maps.
+    /// The merge keys and types of fields, for patches.
     pub schema: Option<Arc<dyn Schema>>,
     /// Upstream's `--service-node-port-range`.
     pub node_ports: RangeInclusive<u16>,
-    /// Who answers `pods/log`, `nodes/proxy` and their like.
+    /// The handlers of `pods/log`, `nodes/proxy` and similar subresources.
     pub connections: Box<Connections>,
-    /// Answers `serviceaccounts/NAME/token`.
+    /// The handler of `serviceaccounts/NAME/token`.
     pub tokens: Arc<dyn CreateHandler>,
-    /// Which of the rows that are off by default there are.
+    /// Selects the rows that are off by default.
     pub is_on: Box<dyn Fn(&Row) -> bool>,
     /// Upstream's `--allow-privileged`: of the whole process, as there.
     pub allow_privileged: bool,
@@ -167,7 +167,7 @@ pub fn table(options: Options) -> ResourceTable {
     ResourceTable::new(rows.map(|row| row.build(schema.clone())))
 }
 
-/// Pods reduced to labels and addresses, for the network policies of nodes.
+/// The pods reduced to labels and addresses, for network policies on nodes.
 pub fn pod_addresses() -> Row {
     core::pod::addresses::row()
 }
@@ -176,7 +176,7 @@ pub fn pod_addresses() -> Row {
 /// before the table, such as the store's encryption.
 pub fn places() -> Vec<(String, (String, String))> {
     let rows = RESOURCES.iter().map(|kind| kind.row(None).build(None));
-    rows.filter_map(|row| Some((row.storage?, (row.group, row.plural)))).collect()
+    rows.filter_map(|row| Some((row.prefix()?.to_owned(), (row.group, row.plural)))).collect()
 }
 
 #[cfg(test)]
@@ -188,7 +188,7 @@ mod tests {
     fn places_are_those_of_the_table() {
         let places = places();
         for row in built_in().iter() {
-            let Some(place) = &row.storage else { continue };
+            let Some(place) = row.prefix() else { continue };
             assert!(places.iter().any(|(one, _)| one == place), "{place}");
         }
     }
@@ -269,14 +269,14 @@ mod tests {
         for row in table.iter() {
             assert!(!row.plural.is_empty() && !row.kind.is_empty(), "{}", row.kind);
             assert_eq!(row.singular, row.kind.to_lowercase());
-            assert_eq!(row.storage.is_some(), row.verbs.contains(&"watch"), "{}", row.plural);
+            assert_eq!(row.is_stored(), row.verbs.contains(&"watch"), "{}", row.plural);
             let object = row.stored_codec().empty();
-            let columns = row.strategy.columns();
+            let columns = row.table.columns();
             let mut object = object;
             row.strategy.default(&mut *object);
             // Upstream's header of this one lacks the age that its rows have.
             let extra = usize::from(row.plural == "ipaddresses");
-            assert_eq!(columns.len() + extra, row.strategy.cells(&*object).len(), "{}", row.plural);
+            assert_eq!(columns.len() + extra, row.table.cells(&*object).len(), "{}", row.plural);
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! In: the JSON of an object that an upstream API server has stored in protobuf. Out: the same with
 //! what protobuf does not carry (nulls, the kind of a claim within a StatefulSet) and the defaults
-//! that upstream applies whenever it reads. So a list shows one and the same object, whoever wrote it.
+//! that upstream applies whenever it reads. So a list shows the same object whether this server or upstream wrote it.
 
 use std::sync::LazyLock;
 
@@ -17,7 +17,7 @@ use crate::RESOURCES;
 static ROWS: LazyLock<Vec<Resource>> = LazyLock::new(|| {
     let kinds = RESOURCES.iter().filter(|kind| !kind.is_wired());
     let rows = kinds.map(|kind| kind.row(None).build(None));
-    rows.filter(|row| row.storage.is_some() && row.conversion.is_none()).collect()
+    rows.filter(|row| row.is_stored() && row.conversion.is_none()).collect()
 });
 
 #[derive(Deserialize)]

@@ -5,12 +5,11 @@ use std::sync::Arc;
 
 use apiserver::resource::{Behaviour, View};
 use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet, StatefulSet};
-use k8s_openapi::api::autoscaling::v1::{Scale, ScaleSpec, ScaleStatus};
+use k8s_openapi::api::autoscaling::v1::Scale;
 use k8s_openapi::api::core::v1::ReplicationController;
-use machinery::field::{FieldErrors, Path};
 use machinery::object::{Codec, Typed};
 use machinery::selector::Selector;
-use machinery::{Object, ObjectMeta, StatusError};
+use machinery::{Object, StatusError};
 
 use crate::kind::{Made, PART_VERBS, Sub};
 
@@ -44,31 +43,11 @@ impl<T: Scalable> View for ScaleOf<T> {
 
     fn view(&self, parent: &dyn Object) -> Result<Box<dyn Object>, StatusError> {
         let (of, meta) = (parent.expect::<T>(), parent.meta());
-        let selector = Some(of.selector()).filter(|selector| !selector.is_empty());
-        Ok(Box::new(Scale {
-            metadata: ObjectMeta {
-                name: meta.name.clone(),
-                namespace: meta.namespace.clone(),
-                uid: meta.uid.clone(),
-                resource_version: meta.resource_version.clone(),
-                creation_timestamp: meta.creation_timestamp.clone(),
-                ..ObjectMeta::default()
-            },
-            spec: Some(ScaleSpec { replicas: Some(of.wanted()).filter(|count| *count != 0) }),
-            status: Some(ScaleStatus { replicas: of.there(), selector }),
-        }))
+        Ok(Box::new(api::scale::of(meta, of.wanted(), of.there(), Some(of.selector()))))
     }
 
     fn merge(&self, view: &dyn Object, parent: &mut dyn Object) -> Result<(), StatusError> {
-        let scale = view.expect::<Scale>();
-        let replicas = scale.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or_default();
-        if replicas < 0 {
-            let mut errors = FieldErrors::default();
-            let path = Path::new("spec").child("replicas");
-            errors.invalid(&path, replicas, "must be greater than or equal to 0");
-            return Err(StatusError::invalid("autoscaling", "Scale", view.name(), errors));
-        }
-        parent.expect_mut::<T>().set_wanted(replicas);
+        parent.expect_mut::<T>().set_wanted(api::scale::replicas(view.expect())?);
         Ok(())
     }
 }

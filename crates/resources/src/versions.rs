@@ -1,5 +1,5 @@
-//! What is served only if somebody asks for it: further versions of the kinds that there are, and
-//! kinds of which no version is served by default. Upstream: `--runtime-config`.
+//! Rows that are off by default: further versions of served kinds, and kinds of which no version
+//! is served by default. Upstream: `--runtime-config`.
 //!
 //! In: [`api::versions`], which knows versions and their fields, and rows. Out: [`rows`], all of them,
 //! of which the table takes those that are on; and [`known`], what may be named without being served.
@@ -8,11 +8,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use api::versions::{self, Version};
-use apiserver::resource::Conversion;
+use apiserver::resource::{Conversion, Resource};
 use machinery::object::Codec;
 use machinery::{Object, StatusError};
 
-use crate::kind::AnyKind;
+use crate::generic::AnyKind;
 use crate::{RESOURCES, Row};
 
 /// Versions that upstream's scheme has and none of its servers of this release serves: naming them
@@ -56,7 +56,19 @@ fn further(kind: &'static dyn AnyKind) -> impl Iterator<Item = Row> {
         let resource = stored.resource();
         version.kind == resource.kind && version.stored() == resource.api_version()
     };
-    versions::all().filter(is_of).map(move |version| kind.row(None).in_version(version))
+    versions::all().filter(is_of).map(move |version| in_version(kind.row(None), version))
+}
+
+/// The row of the stored version, served in another version.
+fn in_version(row: Row, version: Version) -> Row {
+    let codec = version.codec().expect("api knows the kind of every further version");
+    let row = row.with(|row| Resource {
+        version: version.version().into(),
+        codec,
+        deprecation: version.deprecation().map(Into::into),
+        ..row
+    });
+    row.converted_by(Arc::new(Renamed::new(version)))
 }
 
 /// Groups and versions that may be named whether they are served or not.
@@ -74,14 +86,13 @@ pub fn known() -> BTreeSet<(String, String)> {
 pub(crate) struct Renamed {
     version: Version,
     stored: Arc<dyn Codec>,
-    deprecation: String,
 }
 
 impl Renamed {
     pub(crate) fn new(version: Version) -> Self {
         let stored = api::kinds::codec(version.stored(), version.kind);
         let stored = stored.expect("api knows what every version is stored as");
-        Self { version, stored, deprecation: version.deprecation().unwrap_or_default() }
+        Self { version, stored }
     }
 }
 
@@ -96,10 +107,6 @@ impl Conversion for Renamed {
 
     fn stored_codec(&self) -> &dyn Codec {
         &*self.stored
-    }
-
-    fn deprecation(&self) -> Option<&str> {
-        Some(&self.deprecation)
     }
 }
 

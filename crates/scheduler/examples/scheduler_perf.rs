@@ -10,7 +10,7 @@
 use std::time::Duration;
 
 use decapod_scheduler::cluster::Cluster;
-use decapod_scheduler::config::{Args, Profile};
+use decapod_scheduler::config::{Args, ConfigError, Profile};
 use decapod_scheduler::framework::{Framework, Handle};
 use decapod_scheduler::plugins::PLUGINS;
 use decapod_scheduler::pod::PodInfo;
@@ -130,7 +130,7 @@ fn main() {
     }
 }
 
-fn framework() -> Result<Framework, String> {
+fn framework() -> Result<Framework, ConfigError> {
     let service = tower::service_fn(async |_: http::Request<kube::client::Body>| {
         let body = http_body_util::Full::<bytes::Bytes>::default();
         Ok::<_, std::convert::Infallible>(http::Response::new(body))

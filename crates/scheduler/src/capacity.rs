@@ -1,4 +1,4 @@
-//! Where storage drivers have room for volumes that are yet to be made.
+//! The nodes where storage drivers have capacity for new volumes.
 //!
 //! In: a claim, what its driver tells of itself and of its room (CSIStorageCapacity), a class's
 //! topology. Out: which nodes' labels will do. Pure.
@@ -19,7 +19,7 @@ type Labels = BTreeMap<String, String>;
 #[derive(Debug, PartialEq)]
 pub enum Room {
     Everywhere,
-    /// Where one of these matches.
+    /// The nodes that match one of these selectors.
     Among(Vec<Selector>),
 }
 
@@ -51,7 +51,7 @@ pub fn room(claim: &PersistentVolumeClaim, class: &str, told: &[Arc<CSIStorageCa
     Room::Among(nodes.collect())
 }
 
-/// The largest volume. The driver's own word on that is more precise than what is free.
+/// The size of the largest volume. The driver's own maximum is more precise than the free capacity.
 fn limit(one: &CSIStorageCapacity) -> Option<Amount> {
     let told = one.maximum_volume_size.as_ref().or(one.capacity.as_ref())?;
     Amount::parse(&told.0).ok()

@@ -11,11 +11,9 @@ use std::sync::{Arc, OnceLock};
 use k8s_openapi::api::core::v1::Node;
 
 use crate::node::{NodeInfo, zone};
-use crate::pod::PodInfo;
+use crate::pod::{Namespaces, PodInfo};
 use crate::templates::Templates;
 use crate::topology::{Context, Kind, Scope, StandIn, Topology, View, Who};
-
-pub type Namespaces = HashMap<String, BTreeMap<String, String>>;
 
 /// Clones share everything: a clone with one node changed ([`Cluster::what_if`]) costs that node, and
 /// while there is none, changes are made in place.
@@ -25,9 +23,9 @@ pub struct Cluster {
     nodes: Arc<Vec<Arc<NodeInfo>>>,
     by_name: Arc<HashMap<String, usize>>,
     /// Places in the order of looking: round the zones, so that the share of the nodes that is looked at
-    /// has some of each. Made anew when nodes come, go or change their zone.
+    /// has some of each. Rebuilt when nodes are added or removed, or change their zone.
     order: Arc<OnceLock<Vec<usize>>>,
-    /// Where each pod counts, by uid.
+    /// The node that each pod counts on, by uid.
     places: Arc<HashMap<String, Place>>,
     /// Pods that wait for room on a node that preemption makes, by node.
     nominated: Arc<HashMap<String, Vec<Arc<PodInfo>>>>,
@@ -38,7 +36,7 @@ pub struct Cluster {
     image_nodes: Arc<HashMap<String, usize>>,
     topology: Arc<Topology>,
     templates: Arc<Templates>,
-    /// Stands for the node at its place.
+    /// The entry of a node at its index.
     changed: Option<StandIn>,
 }
 

@@ -1,4 +1,4 @@
-//! Extended resources that classes of devices stand for: what of a claim such a pod needs.
+//! Extended resources that DeviceClasses provide: the ResourceClaim that such a pod needs.
 //!
 //! ```text
 //! containers ask for example.com/gpu ─► requests of one special claim, named
@@ -18,10 +18,10 @@ use k8s_openapi::api::core::v1::{self as core, ContainerExtendedResourceRequest,
 use k8s_openapi::api::resource::v1::{DeviceRequest, ExactDeviceRequest};
 use machinery::quantity;
 
-/// A class stands for the resource of its own name below this, whatever else it stands for.
+/// Each class also provides the resource with this prefix and the class' own name.
 pub const CLASS_PREFIX: &str = "deviceclass.resource.kubernetes.io/";
 
-/// Can devices stand for a resource of this name? Upstream: `IsDRAExtendedResourceName`.
+/// Whether devices can provide a resource of this name. Upstream: `IsDRAExtendedResourceName`.
 pub fn is_name(name: &str) -> bool {
     name.starts_with(CLASS_PREFIX)
         || name.contains('/') && !name.contains("kubernetes.io/") && !name.starts_with("requests.")
@@ -46,7 +46,7 @@ struct Ask {
     index: usize,
 }
 
-/// The containers of a pod that ask for what devices may stand for.
+/// The containers of a pod that request resources that devices may provide.
 pub fn of_pod(spec: &PodSpec) -> Vec<Container> {
     let init = spec.init_containers.iter().flatten().map(|one| (one, true));
     let all = init.chain(spec.containers.iter().map(|one| (one, false))).enumerate();
@@ -75,7 +75,7 @@ struct Request {
     count: i64,
 }
 
-/// What to ask for, and who gets it. `classes`: the class of each resource.
+/// The requests of the claim, and the containers that get them. `classes`: the class of each resource.
 pub fn requests(
     containers: &[Container],
     classes: &BTreeMap<String, String>,
@@ -148,7 +148,7 @@ impl Container {
         self.ask(resource).map(|ask| ask.count)
     }
 
-    /// What it needs beyond what it has; `None`: nothing.
+    /// The additional need; `None` if there is none.
     fn request(&self, resource: &str, has: i64) -> Option<Request> {
         let ask = self.ask(resource)?;
         let name = format!("container-{}-request-{}", self.index, ask.index);
@@ -218,7 +218,7 @@ mod tests {
 
     #[test]
     fn what_ends_shares_with_what_starts_later() {
-        // One borrows all, the other asks for what is missing.
+        // One borrows all, the other requests the rest.
         check(
             json!([gpus("i", "1"), gpus("j", "5")]),
             json!([gpus("a", "2"), gpus("b", "1")]),

@@ -1,6 +1,6 @@
-//! HTTP extenders: other people's servers that filter, score and bind.
+//! HTTP extenders: external servers that filter, score and bind.
 //!
-//! In: a pod and the nodes that fit. Out: those that an extender leaves, with its scores.
+//! In: a pod and the nodes that fit. Out: the nodes that the extenders accept, with their scores.
 //! Upstream: `pkg/scheduler/extender.go`. Field names are read in any case, as Go reads them.
 //! Deviation: extenders are not asked about preemption.
 
@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use transport::{ClientOptions, HttpClient};
 
 use crate::config::{ConfigError, Extender as Settings};
+use crate::error::ExtenderError;
 use crate::framework::{MAX_SCORE, Rejection};
 use crate::pod::PodInfo;
 
@@ -35,7 +36,7 @@ struct Extender {
     patience: Duration,
 }
 
-/// What extenders leave.
+/// The nodes that extenders accept, and the rejections of the others.
 #[derive(Debug, Default)]
 pub struct Left {
     pub nodes: Vec<(String, i64)>,
@@ -56,10 +57,14 @@ impl Extenders {
         self.all.iter().any(|one| one.concerns(pod))
     }
 
-    /// Asks each in turn; an error of one that may not be left out ends the attempt.
-    pub async fn ask(&self, pod: &PodInfo, nodes: Vec<(String, i64)>) -> Result<Left, String> {
+    /// Asks each extender in turn. An error ends the attempt, unless the extender is ignorable.
+    pub async fn ask(
+        &self,
+        pod: &PodInfo,
+        nodes: Vec<(String, i64)>,
+    ) -> Result<Left, ExtenderError> {
         let mut left = Left { nodes, ..Left::default() };
-        let whole = self.pods.get_key(&pod.key).ok_or("the pod is gone")?;
+        let whole = self.pods.get_key(&pod.key).ok_or(ExtenderError::PodIsGone)?;
         let whole = json!(&*whole);
         for extender in self.all.iter().filter(|one| one.concerns(pod)) {
             if extender.settings.filter_verb.is_empty() || left.nodes.is_empty() {
@@ -72,7 +77,7 @@ impl Extenders {
                 }
                 Err(error) if extender.settings.ignorable => {
                     let extender = extender.settings.url_prefix.as_str();
-                    tracing::warn!(extender, error, "an extender is left out");
+                    tracing::warn!(extender, %error, "failed to ask the extender; it is ignorable");
                 }
                 Err(error) => return Err(error),
             }
@@ -82,7 +87,7 @@ impl Extenders {
             if left.nodes.len() < 2 {
                 break;
             }
-            // Upstream: who cannot say is not asked again.
+            // Upstream: an extender that fails to score is ignored.
             let Ok(scores) = extender.prioritize(&whole, &left.nodes, &self.nodes).await else {
                 continue;
             };
@@ -94,8 +99,8 @@ impl Extenders {
         Ok(left)
     }
 
-    /// Binds, if that is an extender's business: `None` if it is not.
-    pub async fn bind(&self, pod: &PodInfo, node: &str) -> Option<Result<(), String>> {
+    /// Binds by the extender of the pod; `None` if no extender binds it.
+    pub async fn bind(&self, pod: &PodInfo, node: &str) -> Option<Result<(), ExtenderError>> {
         let mut all = self.all.iter().filter(|one| !one.settings.bind_verb.is_empty());
         let extender = all.find(|one| one.concerns(pod))?;
         let args = json!({
@@ -105,7 +110,7 @@ impl Extenders {
         let answer = extender.call(&extender.settings.bind_verb, &args).await;
         Some(answer.and_then(
             |answer| match text(&answer, "Error").filter(|error| !error.is_empty()) {
-                Some(error) => Err(error.to_owned()),
+                Some(error) => Err(ExtenderError::Refused(error.to_owned())),
                 None => Ok(()),
             },
         ))
@@ -154,17 +159,17 @@ impl Extender {
         managed.is_empty() || managed.iter().any(|one| asked.contains_key(&one.name))
     }
 
-    /// The nodes that are left, and why the others are not.
+    /// The accepted nodes, and the rejections of the others.
     async fn filter(
         &self,
         pod: &Value,
         nodes: &[(String, i64)],
         known: &Lister<Node>,
-    ) -> Result<(Vec<String>, BTreeMap<String, Rejection>), String> {
+    ) -> Result<(Vec<String>, BTreeMap<String, Rejection>), ExtenderError> {
         let args = self.args(pod, nodes, known);
         let answer = self.call(&self.settings.filter_verb, &args).await?;
         if let Some(error) = text(&answer, "Error").filter(|error| !error.is_empty()) {
-            return Err(error.to_owned());
+            return Err(ExtenderError::Refused(error.to_owned()));
         }
         let mut rejections = BTreeMap::new();
         for (field_name, unresolvable) in
@@ -198,7 +203,7 @@ impl Extender {
         pod: &Value,
         nodes: &[(String, i64)],
         known: &Lister<Node>,
-    ) -> Result<HashMap<String, i64>, String> {
+    ) -> Result<HashMap<String, i64>, ExtenderError> {
         let args = self.args(pod, nodes, known);
         let answer = self.call(&self.settings.prioritize_verb, &args).await?;
         let entries = answer.as_array().into_iter().flatten();
@@ -219,28 +224,26 @@ impl Extender {
         json!({ "Pod": pod, "Nodes": { "metadata": {}, "items": items }, "NodeNames": null })
     }
 
-    async fn call(&self, verb: &str, args: &Value) -> Result<Value, String> {
+    async fn call(&self, verb: &str, args: &Value) -> Result<Value, ExtenderError> {
         let url = format!("{}/{verb}", self.settings.url_prefix.trim_end_matches('/'));
         let body = Full::new(Bytes::from(args.to_string()));
         let request = http::Request::post(&url)
             .header(http::header::CONTENT_TYPE, "application/json")
-            .body(body)
-            .map_err(|error| error.to_string())?;
+            .body(body)?;
         let answer = async {
-            let response = self.http.request(request).await.map_err(|error| error.to_string())?;
+            let response = self.http.request(request).await?;
             let status = response.status();
             if status != http::StatusCode::OK {
-                return Err(format!(
-                    "failed {verb} with extender at URL {url}, code {}",
-                    status.as_u16()
-                ));
+                let (verb, url) = (verb.to_owned(), url.clone());
+                return Err(ExtenderError::Code { verb, url, code: status.as_u16() });
             }
             let body = Limited::new(response.into_body(), LONGEST_ANSWER).collect().await;
-            let bytes = body.map_err(|error| error.to_string())?.to_bytes();
-            serde_json::from_slice(&bytes).map_err(|error| error.to_string())
+            let bytes = body.map_err(ExtenderError::Body)?.to_bytes();
+            Ok(serde_json::from_slice(&bytes)?)
         };
-        let late = |_| format!("failed {verb} with extender at URL {url}: deadline exceeded");
-        tokio::time::timeout(self.patience, answer).await.map_err(late)?
+        let answer = tokio::time::timeout(self.patience, answer).await;
+        let verb = verb.to_owned();
+        answer.unwrap_or(Err(ExtenderError::Timeout { verb, url: url.clone() }))
     }
 }
 
@@ -319,9 +322,10 @@ mod tests {
             .unwrap();
             let listers = (informers.of::<Pod>().lister(), informers.of::<Node>().lister());
             let extenders = Extenders::new(&[settings], listers.0, listers.1).unwrap();
-            assert_eq!(extenders.bind(&pod("example.com/other"), "n").await, None);
+            assert!(extenders.bind(&pod("example.com/other"), "n").await.is_none());
             let concerned = pod("example.com/gpu");
             let (bound, (head, body)) = tokio::join!(extenders.bind(&concerned, "n"), asked);
+            let bound = bound.map(|bound| bound.map_err(|why| why.to_string()));
             assert_eq!(bound, Some(expected));
             assert_eq!(head, "POST /scheduler/bind HTTP/1.1");
             let wanted = json!({"PodName": "p", "PodNamespace": "ns", "PodUID": "u", "Node": "n"});

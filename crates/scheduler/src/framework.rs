@@ -1,23 +1,24 @@
 //! The framework: extension points as traits, and what runs plugins through them.
 //!
 //! Upstream: `pkg/scheduler/framework`. A plugin implements the points it needs and registers them
-//! in [`Points`]; state that it works out once per pod goes into the [`CycleState`].
+//! in [`ExtensionPoints`]; state that it works out once per pod goes into the [`CycleState`].
 //!
 //! Invariants: plugins read the cluster and never change it; every rejection has a message for
 //! people; scores lie in 0..=100 before weights.
 
 use std::any::Any;
-use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use client::ObjectKey;
 use futures::future::BoxFuture;
 
 use crate::cluster::{Cluster, WhatIf};
-use crate::config::{Args, Point, Profile};
+use crate::config::{Args, ConfigError, Point, Profile};
+use crate::error::BindError;
+pub use crate::error::Rejection;
+pub use crate::event::ClusterEvent;
 use crate::node::NodeInfo;
 use crate::objects::Objects;
 use crate::pod::PodInfo;
@@ -25,31 +26,7 @@ use crate::volumes::Volumes;
 
 pub const MAX_SCORE: i64 = 100;
 
-/// Why a node, or all of them, will not do.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Rejection {
-    pub reasons: Vec<Cow<'static, str>>,
-    /// Removing pods would not help.
-    pub unresolvable: bool,
-    /// It could not be found out: the attempt ends here, and time may mend it.
-    pub broken: bool,
-}
-
-impl Rejection {
-    pub fn new(reason: impl Into<Cow<'static, str>>) -> Self {
-        Self { reasons: vec![reason.into()], ..Self::default() }
-    }
-
-    pub fn unresolvable(reason: impl Into<Cow<'static, str>>) -> Self {
-        Self { unresolvable: true, ..Self::new(reason) }
-    }
-
-    pub fn broken(reason: impl Into<Cow<'static, str>>) -> Self {
-        Self { broken: true, ..Self::unresolvable(reason) }
-    }
-}
-
-/// What plugins remember between points, for one pod. Few do, and filters ask for every node: a list.
+/// The state of plugins between extension points, for one pod. It is a list: few plugins use it, and filters read it for every node.
 #[derive(Default)]
 pub struct CycleState(Vec<(&'static str, Box<dyn Any + Send + Sync>)>);
 
@@ -79,54 +56,6 @@ impl Next {
     }
 }
 
-/// What happened in the cluster that may let a rejected pod fit.
-#[derive(Clone, Debug)]
-pub enum ClusterEvent {
-    /// Without its pods.
-    NodeAdded(Arc<NodeInfo>),
-    NodeUpdated {
-        old: Arc<NodeInfo>,
-        new: Arc<NodeInfo>,
-    },
-    NodeRemoved,
-    /// A pod got a node.
-    PodAssigned(Arc<PodInfo>),
-    /// One with a node changed its labels or requests.
-    PodChanged {
-        old: Arc<PodInfo>,
-        new: Arc<PodInfo>,
-    },
-    PodRemoved(Arc<PodInfo>),
-    /// A pod without a node came.
-    PodAdded(Arc<PodInfo>),
-    /// The waiting pod itself changed.
-    PodUpdated,
-    NamespaceChanged,
-    /// A claim, or a volume or a class (`None`), came or changed.
-    VolumesChanged(Option<ObjectKey>),
-    /// What the storage drivers of a node can do changed.
-    DriversChanged,
-    /// A storage driver has more room, or does not tell of it any more.
-    RoomGrew,
-    /// A claim for devices came, changed or went.
-    ClaimChanged {
-        claim: ObjectKey,
-        /// What it had is there for others.
-        freed: bool,
-        /// Its status is another, or it is new.
-        changed: bool,
-    },
-    /// What drivers offer changed.
-    DevicesChanged,
-    /// A class of devices came or changed.
-    ClassChanged {
-        name: String,
-        is_new: bool,
-        /// The extended resource that it stands for since then, if it is another than before.
-        resource: Option<String>,
-    },
-}
-
 pub trait QueueSort: Send + Sync {
     /// Lower goes first; equals keep the order of arrival.
     fn rank(&self, pod: &PodInfo) -> i64;
@@ -149,7 +78,7 @@ pub trait Filter: Send + Sync {
     fn filter(&self, state: &CycleState, pod: &PodInfo, node: &NodeInfo) -> Result<(), Rejection>;
 }
 
-/// Runs when no node fits: may make room.
+/// Runs when no node fits, and may preempt pods.
 pub trait PostFilter: Send + Sync {
     fn post_filter(
         &self,
@@ -162,7 +91,7 @@ pub trait PostFilter: Send + Sync {
 
 #[derive(Default)]
 pub struct PostFiltered {
-    /// Where room will be, after the victims are gone.
+    /// The node with room after its victims are deleted.
     pub nominated: Option<String>,
     pub victims: Vec<Arc<PodInfo>>,
     pub message: String,
@@ -202,26 +131,29 @@ pub trait Permit: Send + Sync {
 }
 
 pub trait PreBind: Send + Sync {
-    fn pre_bind<'a>(&'a self, pod: &'a PodInfo, node: &'a str)
-    -> BoxFuture<'a, Result<(), String>>;
+    fn pre_bind<'a>(
+        &'a self,
+        pod: &'a PodInfo,
+        node: &'a str,
+    ) -> BoxFuture<'a, Result<(), BindError>>;
 
-    /// The pod is not bound after all: what others need is undone.
+    /// The pod is not bound: undoes changes that other pods would miss.
     fn take_back<'a>(&'a self, _pod: &'a PodInfo, _node: &'a str) -> BoxFuture<'a, ()> {
         Box::pin(std::future::ready(()))
     }
 }
 
 pub trait Bind: Send + Sync {
-    fn bind<'a>(&'a self, pod: &'a PodInfo, node: &'a str) -> BoxFuture<'a, Result<(), String>>;
+    fn bind<'a>(&'a self, pod: &'a PodInfo, node: &'a str) -> BoxFuture<'a, Result<(), BindError>>;
 }
 
 pub trait PostBind: Send + Sync {
     fn post_bind(&self, pod: &PodInfo, node: &str);
 }
 
-/// The points of one plugin.
+/// The extension points of one plugin.
 #[derive(Default)]
-pub struct Points {
+pub struct ExtensionPoints {
     pub queue_sort: Option<Arc<dyn QueueSort>>,
     pub pre_enqueue: Option<Arc<dyn PreEnqueue>>,
     pub pre_filter: Option<Arc<dyn PreFilter>>,
@@ -236,23 +168,23 @@ pub struct Points {
     pub post_bind: Option<Arc<dyn PostBind>>,
 }
 
-/// What a plugin is made with.
+/// The parts that plugins are built with.
 #[derive(Clone)]
 pub struct Handle {
     pub client: client::Client,
     /// Claims, volumes and what else plugins look up; tests may do without.
     pub volumes: Option<Volumes>,
     pub objects: Option<Objects>,
-    /// Of the profile's plugins.
+    /// The arguments of the profile's plugins.
     pub args: Args,
 }
 
 /// A row of the table of plugins.
 pub struct Row {
     pub name: &'static str,
-    /// Of the default profile; 0 for what does not score.
+    /// The weight in the default profile; 0 for a plugin that does not score.
     pub weight: i64,
-    pub build: fn(&Handle) -> Points,
+    pub build: fn(&Handle) -> ExtensionPoints,
     /// The queueing hint: whether the event may let a pod fit that this plugin rejected.
     pub hint: fn(&PodInfo, &ClusterEvent) -> bool,
 }
@@ -283,7 +215,7 @@ pub struct Framework {
     hints: BTreeMap<&'static str, fn(&PodInfo, &ClusterEvent) -> bool>,
     /// Share of the nodes that is enough, in percent; 0: the more there are, the smaller.
     percentage: usize,
-    /// Where the next look at the nodes begins.
+    /// The index of the node at which the next search starts.
     start: AtomicUsize,
 }
 
@@ -307,7 +239,7 @@ pub struct Diagnosis {
     /// Said by a PreFilter about all nodes.
     pub general: Option<String>,
     pub rejections: BTreeMap<String, Rejection>,
-    /// Who rejected: their hints decide when to try again.
+    /// The plugins that rejected the pod: their queueing hints decide when it is tried again.
     pub plugins: BTreeSet<&'static str>,
     pub post_filter: String,
     /// The attempt could not be made.
@@ -344,12 +276,16 @@ impl fmt::Display for Diagnosis {
 }
 
 impl Framework {
-    /// The plugins of `table` that the profile names. What it gets wrong is said as upstream says it.
-    pub fn new(table: &'static [Row], profile: &Profile, handle: &Handle) -> Result<Self, String> {
+    /// Builds the plugins of `table` that the profile names. Errors have upstream's words.
+    pub fn new(
+        table: &'static [Row],
+        profile: &Profile,
+        handle: &Handle,
+    ) -> Result<Self, ConfigError> {
         let handle = Handle { args: profile.args.clone(), ..handle.clone() };
         let wanted = profile.choices.names();
         let rows = table.iter().filter(|row| wanted.contains(row.name));
-        let built: HashMap<&str, (&'static Row, Points)> =
+        let built: HashMap<&str, (&'static Row, ExtensionPoints)> =
             rows.map(|row| (row.name, (row, (row.build)(&handle)))).collect();
         let framework = Self {
             pre_filter: at!(built, profile, PreFilter, pre_filter),
@@ -370,25 +306,25 @@ impl Framework {
         if let Some(why) = profile.args.fit_refused.as_ref() {
             let plugin = "NodeResourcesFit";
             if framework.hints.contains_key(plugin) {
-                return Err(format!("initializing plugin {plugin:?}: {why}"));
+                return Err(ConfigError(format!("initializing plugin {plugin:?}: {why}")));
             }
         }
         let name = &profile.name;
         let sorts = framework.queue_sort.len();
         if sorts != 1 {
-            return Err(format!(
+            return Err(ConfigError(format!(
                 "only one queue sort plugin required for profile with scheduler name {name:?}, but got {sorts}"
-            ));
+            )));
         }
         if framework.bind.is_empty() {
-            return Err(format!(
+            return Err(ConfigError(format!(
                 "at least one bind plugin is needed for profile with scheduler name {name:?}"
-            ));
+            )));
         }
         Ok(framework)
     }
 
-    /// What scores, and with which weight.
+    /// The Score plugins and their weights.
     pub fn weights(&self) -> Vec<(&'static str, i64)> {
         self.scorers.iter().map(|one| (one.name, one.weight)).collect()
     }
@@ -410,7 +346,7 @@ impl Framework {
     }
 
     /// Whether the event may help a pod that `plugins` rejected.
-    pub fn helps(
+    pub fn is_worth_requeuing(
         &self,
         plugins: &BTreeSet<&'static str>,
         pod: &PodInfo,
@@ -420,7 +356,7 @@ impl Framework {
             || plugins
                 .iter()
                 .filter_map(|plugin| self.hints.get(plugin))
-                .any(|helps| helps(pod, event))
+                .any(|hint| hint(pod, event))
     }
 
     /// The best node for a pod. Pure but for the choice among equals.
@@ -633,7 +569,7 @@ impl Framework {
         }
     }
 
-    /// Undoes what PreBind did.
+    /// Undoes PreBind.
     pub async fn take_back(&self, pod: &PodInfo, node: &str) {
         for (_, point) in self.pre_bind.iter().rev() {
             point.take_back(pod, node).await;
@@ -641,9 +577,9 @@ impl Framework {
     }
 
     /// Permit and PreBind.
-    pub async fn pre_bind(&self, pod: &PodInfo, node: &str) -> Result<(), String> {
+    pub async fn pre_bind(&self, pod: &PodInfo, node: &str) -> Result<(), BindError> {
         for (_, point) in &self.permit {
-            point.permit(pod, node).await.map_err(|rejection| rejection.reasons.join(", "))?;
+            point.permit(pod, node).await.map_err(BindError::Rejected)?;
         }
         for (_, point) in &self.pre_bind {
             point.pre_bind(pod, node).await?;
@@ -651,7 +587,7 @@ impl Framework {
         Ok(())
     }
 
-    pub async fn bind(&self, pod: &PodInfo, node: &str) -> Result<(), String> {
+    pub async fn bind(&self, pod: &PodInfo, node: &str) -> Result<(), BindError> {
         match self.bind.first() {
             Some((_, point)) => point.bind(pod, node).await,
             None => Ok(()),
@@ -666,9 +602,9 @@ impl Framework {
 }
 
 fn scorers(
-    built: &HashMap<&str, (&'static Row, Points)>,
+    built: &HashMap<&str, (&'static Row, ExtensionPoints)>,
     profile: &Profile,
-) -> Result<Vec<Scorer>, String> {
+) -> Result<Vec<Scorer>, ConfigError> {
     let before: Named<dyn PreScore> = at!(built, profile, PreScore, pre_score);
     let has = |name: &str| built.get(name).map(|(_, points)| points.score.is_some());
     let order = profile.choices.at(Point::Score, has)?;
@@ -697,7 +633,7 @@ fn filter(
     Ok(())
 }
 
-/// One of those with the best score.
+/// Picks one of the nodes with the best score at random.
 pub fn choose<N>(nodes: Vec<(N, i64)>) -> N {
     let top = nodes.iter().map(|(_, total)| *total).max().unwrap_or(0);
     let mut equals: Vec<N> =

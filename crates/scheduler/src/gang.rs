@@ -20,7 +20,7 @@ use client::{Client, ErrorExt};
 use serde::Deserialize;
 use tokio::time::Instant;
 
-use crate::framework::{ClusterEvent, Points, Row};
+use crate::framework::{ClusterEvent, ExtensionPoints, Row};
 use crate::pod::PodInfo;
 
 pub const LABEL: &str = "scheduling.x-k8s.io/pod-group";
@@ -32,7 +32,7 @@ const FRESH: Duration = Duration::from_secs(3);
 pub const ROW: Row = Row {
     name: NAME,
     weight: 0,
-    build: |_| Points::default(),
+    build: |_| ExtensionPoints::default(),
     hint: |pod, event| match event {
         ClusterEvent::PodAdded(other) => Group::of(other) == Group::of(pod),
         ClusterEvent::NodeAdded(_)
@@ -134,8 +134,8 @@ impl Groups {
         Self { client, known: Default::default() }
     }
 
-    /// How many members a group needs; 0 if there is no such PodGroup.
-    pub async fn least(&self, group: &Group) -> Result<usize, String> {
+    /// The minimum number of members; 0 if there is no such PodGroup.
+    pub async fn least(&self, group: &Group) -> client::Result<usize> {
         let now = Instant::now();
         {
             let mut known = self.known.lock().await;
@@ -150,7 +150,7 @@ impl Groups {
         let least = match self.client.get::<PodGroup>(&path).await {
             Ok(found) => found.spec.min_member,
             Err(error) if error.is_not_found() => 0,
-            Err(error) => return Err(error.text()),
+            Err(error) => return Err(error),
         };
         self.known.lock().await.insert(group.clone(), (now, least));
         Ok(least)
@@ -169,7 +169,7 @@ mod tests {
         assert!(gangs.hold(&group("b"), 7, 0, 2).is_empty());
         assert!(gangs.hold(&group("a"), 2, 0, 3).is_empty());
         assert_eq!(gangs.hold(&group("a"), 3, 0, 3), [1, 2, 3]);
-        // Those that are bound already count.
+        // Bound members count, too.
         assert_eq!(gangs.hold(&group("a"), 4, 3, 3), [4]);
         let (over, next) = gangs.expired(Instant::now());
         assert!(over.is_empty() && next == Some(Instant::now() + WAIT));

@@ -9,7 +9,7 @@
 //!                 └─────────┴► condition, event, perhaps preemption
 //! ```
 //!
-//! What plugins would count over all pods, `topology` keeps.
+//! `topology` keeps the counts over all pods that plugins need.
 //!
 //! Upstream: `pkg/scheduler` with its framework: every extension point is a trait of
 //! [`framework`], the plugins are the rows of [`plugins::PLUGINS`].
@@ -22,6 +22,8 @@ pub mod claims;
 pub mod cluster;
 pub mod config;
 pub mod devices;
+mod error;
+mod event;
 mod extended;
 mod extender;
 pub mod framework;

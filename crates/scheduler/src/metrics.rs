@@ -1,4 +1,4 @@
-//! What the schedulers of this process count, in Prometheus' text format.
+//! The metrics of the schedulers of this process, in Prometheus' text format.
 //!
 //! In: attempts and what came of them. Out: upstream's families. Upstream: `pkg/scheduler/metrics`.
 
@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use crate::queue::{Pending, Tried};
 
-/// What came of an attempt, as the label says it.
+/// The result of an attempt, as in the metric's label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Outcome {
     Scheduled,
@@ -75,7 +75,7 @@ impl Histogram {
     }
 }
 
-/// Those who know what waits.
+/// The queues, which know the waiting pods.
 pub trait Waits: Send + Sync {
     fn pending(&self) -> Pending;
 }
@@ -127,7 +127,7 @@ impl Figures {
     }
 }
 
-/// Of the whole process. Held for an observation or a scrape.
+/// The figures of the process. Held for an observation or a scrape.
 static FIGURES: Mutex<Figures> = Mutex::new(Figures::new());
 
 fn figures() -> MutexGuard<'static, Figures> {
@@ -167,7 +167,7 @@ pub fn encode(out: &mut String) {
     if queues.is_empty() {
         return;
     }
-    // Asked without the lock: whoever decides takes its own first.
+    // Read without the lock, because the scheduling cycle takes its own lock first.
     let pending = queues.iter().fold(Pending::default(), |sum, one| sum + one.pending());
     write(out, &figures(), &pending);
 }
@@ -289,7 +289,7 @@ mod tests {
         }
     }
 
-    /// Of the process there is a page while it has a scheduler, with profiles by name.
+    /// The process has the page while it runs a scheduler, with profiles by name.
     #[tokio::test(start_paused = true)]
     async fn the_process_has_one_page() {
         let queue = Arc::new(Two);

@@ -12,14 +12,14 @@ use crate::resources::Resources;
 #[derive(Clone, Debug, Default)]
 pub struct NodeInfo {
     pub name: String,
-    /// Where it is in the cluster's table.
+    /// Its index in the cluster's table.
     pub place: usize,
     /// False while pods name a node that is not known (yet, or any more).
     pub known: bool,
     pub labels: BTreeMap<String, String>,
     pub taints: Vec<Taint>,
     pub unschedulable: bool,
-    /// What its kubelet says that it can do.
+    /// The features that its kubelet declares.
     pub declared: Vec<String>,
     pub allocatable: Resources,
     /// Sizes by name.
@@ -35,7 +35,7 @@ impl NodeInfo {
         Self { name: name.into(), ..Default::default() }
     }
 
-    /// What hints look at: no pods, no images.
+    /// The part that hints read: without pods and images.
     pub fn bare(&self) -> Self {
         Self {
             name: self.name.clone(),
@@ -79,7 +79,7 @@ impl NodeInfo {
             .collect();
     }
 
-    /// Returns what it stands for now instead.
+    /// Returns the resource that it provides now instead.
     pub fn add(&mut self, pod: Arc<PodInfo>) -> Option<Arc<PodInfo>> {
         self.requested.add(&pod.requests);
         self.nonzero.add(&pod.nonzero);

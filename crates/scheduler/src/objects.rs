@@ -1,4 +1,4 @@
-//! What plugins look up besides pods, nodes and volumes.
+//! The objects that plugins look up, other than pods, nodes and volumes.
 //!
 //! In: informers. Out: budgets for preemption, the selectors that pods are spread by unless they say
 //! how, drivers' limits per node.

@@ -1,6 +1,6 @@
 //! A pod as the scheduler sees it: what decisions need, worked out once.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{Hash, Hasher};
 use std::ops::Deref;
 use std::sync::Arc;
@@ -13,10 +13,12 @@ use k8s_openapi::api::core::v1::{
 };
 use machinery::selector::{Selector, Test};
 
-use crate::cluster::Namespaces;
 use crate::extended;
 use crate::resources::{self, Resources};
 use crate::selector;
+
+/// The labels of namespaces by name.
+pub type Namespaces = HashMap<String, BTreeMap<String, String>>;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct PodInfo {
@@ -39,7 +41,7 @@ pub struct PodInfo {
     pub template: Arc<Template>,
 }
 
-/// What a pod has from its template.
+/// The fields of a pod that come from its template.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Template {
     pub labels: BTreeMap<String, String>,
@@ -62,9 +64,9 @@ pub struct Template {
     pub spread: Vec<Spread>,
     pub images: Vec<String>,
     pub disks: Vec<Disk>,
-    /// What asks for resources that devices may stand for.
+    /// The containers that request extended resources that devices may provide.
     pub extended: Vec<extended::Container>,
-    /// What its node must have declared.
+    /// The features that its node must declare.
     pub needs: Vec<&'static str>,
 }
 
@@ -76,7 +78,7 @@ impl Deref for PodInfo {
     }
 }
 
-/// The name of a claim for devices, as far as it is known.
+/// The name of a ResourceClaim, if it is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClaimName {
     /// The pod says it.
@@ -176,7 +178,7 @@ impl Term {
         }
     }
 
-    /// Whether it may match, whatever labels namespaces have.
+    /// Whether it may match pods of this namespace, independent of the namespace's labels.
     pub fn may_match(&self, pod: &PodInfo) -> bool {
         let in_namespace = self.namespaces.contains(&*pod.key.namespace);
         (in_namespace || self.namespace_selector.is_some())
@@ -188,7 +190,7 @@ impl Term {
         self.selector == Selector::nothing()
     }
 
-    /// Whether it matters which labels namespaces have.
+    /// Whether the term depends on labels of namespaces.
     pub fn selects_namespaces(&self) -> bool {
         self.namespace_selector.is_some()
     }
@@ -205,7 +207,7 @@ impl Term {
 }
 
 impl Hash for Term {
-    /// Of all that people tell terms apart by: each tenant may have one that differs in one value alone.
+    /// The hash of all fields of a term: tenants may have terms that differ in one value only.
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.topology_key.hash(state);
         self.namespaces.hash(state);
@@ -273,7 +275,7 @@ impl PodInfo {
             started: status.and_then(|status| status.start_time.as_ref()).map(|time| time.0),
             deleting: meta.deletion_timestamp.is_some(),
             finished: matches!(phase, Some("Succeeded" | "Failed")),
-            claims: crate::volumes::claims_of(&key.name, spec),
+            claims: claims_of(&key.name, spec),
             device_claims: ClaimName::all_of(pod),
             owner: controller(pod),
             generation: meta.generation.unwrap_or(0),
@@ -342,7 +344,7 @@ impl Template {
                 .filter_map(|one| one.image.as_deref())
                 .map(full_image)
                 .collect(),
-            disks: crate::volumes::disks_of(spec),
+            disks: disks_of(spec),
             extended: extended::of_pod(spec),
             needs: api::declared::needs(spec),
             labels,
@@ -411,6 +413,42 @@ fn spreads(spec: &PodSpec, labels: &BTreeMap<String, String>) -> Vec<Spread> {
 fn full_image(image: &str) -> String {
     let last = image.rsplit('/').next().unwrap_or(image);
     if last.contains(':') || last.contains('@') { image.into() } else { format!("{image}:latest") }
+}
+
+/// Names of the claims that a pod mounts, its ephemeral ones among them.
+fn claims_of(pod: &str, spec: &PodSpec) -> Vec<String> {
+    let volumes = spec.volumes.iter().flatten();
+    volumes
+        .filter_map(|volume| {
+            let named = volume.persistent_volume_claim.as_ref().map(|one| one.claim_name.clone());
+            let own = || format!("{pod}-{}", volume.name);
+            named.or_else(|| volume.ephemeral.as_ref().map(|_| own()))
+        })
+        .collect()
+}
+
+/// The disks that a pod names itself. Upstream: `isVolumeConflict`.
+fn disks_of(spec: &PodSpec) -> Vec<Disk> {
+    let volumes = spec.volumes.iter().flatten();
+    volumes
+        .filter_map(|volume| {
+            if let Some(one) = &volume.gce_persistent_disk {
+                let read_only = one.read_only.unwrap_or_default();
+                return Some(Disk { id: format!("gce {}", one.pd_name), read_only });
+            }
+            if let Some(one) = &volume.aws_elastic_block_store {
+                return Some(Disk { id: format!("aws {}", one.volume_id), read_only: false });
+            }
+            if let Some(one) = &volume.iscsi {
+                let read_only = one.read_only.unwrap_or_default();
+                return Some(Disk { id: format!("iscsi {}", one.iqn), read_only });
+            }
+            let one = volume.rbd.as_ref()?;
+            let pool = one.pool.as_deref().unwrap_or("rbd");
+            let read_only = one.read_only.unwrap_or_default();
+            Some(Disk { id: format!("rbd {pool}/{}", one.image), read_only })
+        })
+        .collect()
 }
 
 #[cfg(test)]

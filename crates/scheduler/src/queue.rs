@@ -45,7 +45,7 @@ struct Waiting {
     attempts: u32,
     /// QueueSort's rank, then the order of arrival.
     order: (i64, u64),
-    /// Who rejected it last.
+    /// The plugins that rejected it last.
     plugins: BTreeSet<&'static str>,
     /// Events during the attempt, until it is settled.
     missed: Vec<ClusterEvent>,
@@ -96,13 +96,13 @@ impl Frameworks for Framework {
     }
 }
 
-fn helps(
+fn is_worth_requeuing(
     frameworks: &dyn Frameworks,
     plugins: &BTreeSet<&'static str>,
     pod: &PodInfo,
     event: &ClusterEvent,
 ) -> bool {
-    frameworks.of(pod).is_some_and(|framework| framework.helps(plugins, pod, event))
+    frameworks.of(pod).is_some_and(|framework| framework.is_worth_requeuing(plugins, pod, event))
 }
 
 /// May the pod be tried? If not, who says so.
@@ -119,7 +119,7 @@ pub struct Queue {
     pods: HashMap<String, Waiting>,
     /// The active pods, in the order in which they are popped.
     active: BTreeMap<(i64, u64), String>,
-    /// Those in backoff that may be popped while none is active, in the same order.
+    /// Pods in backoff that may be popped while no pod is active, in the same order.
     spare: BTreeMap<(i64, u64), String>,
     sequence: u64,
 }
@@ -182,7 +182,12 @@ impl Queue {
                 place
             }
             Place::Unschedulable { .. }
-                if changed && framework.helps(&known.plugins, &pod, &ClusterEvent::PodUpdated) =>
+                if changed
+                    && framework.is_worth_requeuing(
+                        &known.plugins,
+                        &pod,
+                        &ClusterEvent::PodUpdated,
+                    ) =>
             {
                 Place::Backoff(until)
             }
@@ -248,7 +253,8 @@ impl Queue {
         let missed = std::mem::take(&mut waiting.missed);
         let pod = waiting.pod.clone();
         let attempts = waiting.attempts;
-        let helped = missed.iter().any(|event| helps(frameworks, &plugins, &pod, event));
+        let helped =
+            missed.iter().any(|event| is_worth_requeuing(frameworks, &plugins, &pod, event));
         let until = self.backoff(attempts, now);
         let place = if plugins.is_empty() {
             Place::ErrorBackoff(until)
@@ -271,11 +277,13 @@ impl Queue {
             match waiting.place {
                 Place::InFlight => waiting.missed.push(event.clone()),
                 Place::Unschedulable { since }
-                    if helps(frameworks, &waiting.plugins, &waiting.pod, event) =>
+                    if is_worth_requeuing(frameworks, &waiting.plugins, &waiting.pod, event) =>
                 {
                     moves.push((uid.clone(), waiting.attempts, since));
                 }
-                Place::Gated if helps(frameworks, &waiting.plugins, &waiting.pod, event) => {
+                Place::Gated
+                    if is_worth_requeuing(frameworks, &waiting.plugins, &waiting.pod, event) =>
+                {
                     opened.push((uid.clone(), waiting.pod.clone()));
                 }
                 _ => {}
@@ -346,7 +354,7 @@ mod tests {
     use serde_json::{from_value, json};
 
     use super::*;
-    use crate::framework::{Points, PreEnqueue, QueueSort, Rejection, Row};
+    use crate::framework::{ExtensionPoints, PreEnqueue, QueueSort, Rejection, Row};
 
     struct Gates;
     impl PreEnqueue for Gates {
@@ -365,7 +373,7 @@ mod tests {
             &'a self,
             _: &'a PodInfo,
             _: &'a str,
-        ) -> futures::future::BoxFuture<'a, Result<(), String>> {
+        ) -> futures::future::BoxFuture<'a, Result<(), crate::error::BindError>> {
             Box::pin(std::future::ready(Ok(())))
         }
     }
@@ -373,7 +381,7 @@ mod tests {
     static TABLE: &[Row] = &[Row {
         name: "Test",
         weight: 0,
-        build: |_| Points {
+        build: |_| ExtensionPoints {
             pre_enqueue: Some(Arc::new(Gates)),
             queue_sort: Some(Arc::new(Gates)),
             bind: Some(Arc::new(Gates)),
@@ -435,15 +443,15 @@ mod tests {
         queue.wake(&framework, &ClusterEvent::NodeRemoved);
         assert_eq!(queue.ripen(Instant::now()), Some(Instant::now() + LONGEST_WAIT));
         queue.wake(&framework, &added);
-        // Somebody else is first, though later: backoff yields to those that were not tried.
+        // Another pod is first, though it came later: pods in backoff yield to pods that were not tried.
         queue.put(&framework, pod("b", 0, &[]));
         assert_eq!(queue.ripen(Instant::now()), Some(Instant::now() + Duration::from_secs(1)));
         assert_eq!(popped(&mut queue).as_deref(), Some("b"));
-        // With nobody else to try, the event counts at once: a node that turns Ready after the first
+        // If no other pod waits, the event counts at once: a node that turns Ready after the first
         // attempt must not cost a second.
         assert_eq!(popped(&mut queue).as_deref(), Some("a"));
 
-        // What happens during the attempt counts.
+        // Events during the attempt count.
         queue.wake(&framework, &added);
         queue.settle(&framework, "a", test());
         let until = queue.ripen(Instant::now()).expect("backoff");

@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use machinery::quantity;
 
-/// What a container without a request counts in scoring. Upstream: `DefaultMilliCPURequest`,
+/// The assumed request of a container without one, in scoring. Upstream: `DefaultMilliCPURequest`,
 /// `DefaultMemoryRequest`.
 const DEFAULT_MILLI_CPU: i64 = 100;
 const DEFAULT_MEMORY: i64 = 200 * 1024 * 1024;
@@ -64,7 +64,7 @@ impl Resources {
     }
 }
 
-/// What a pod asks for: the sum of its containers and sidecars, or what starting it needs at once,
+/// The requests of a pod: the sum of its containers and sidecars, or the peak of its start,
 /// whichever is more; plus overhead; the pod's own requests go before its containers'.
 /// Upstream: `resourcehelper.PodRequests`.
 pub fn of_pod(spec: &PodSpec) -> Resources {

@@ -17,7 +17,8 @@ use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 
 use crate::cluster::Cluster;
-use crate::config::{Args, Config};
+use crate::config::{Args, Config, ConfigError};
+use crate::error::BindError;
 use crate::extender::Extenders;
 use crate::framework::{ClusterEvent, CycleState, Diagnosis, Framework, Handle, choose};
 use crate::gang::{Gangs, Group, Groups};
@@ -55,7 +56,7 @@ async fn run_on(tasks: Tasks, informers: Informers, client: Client, config: Conf
     let scheduler = match Scheduler::new(&tasks, &informers, client, &config) {
         Ok(scheduler) => Arc::new(scheduler),
         Err(error) => {
-            return tracing::error!(error, "the scheduler's configuration cannot be used");
+            return tracing::error!(%error, "failed to start the scheduler with its configuration");
         }
     };
     let counted: Arc<dyn metrics::Waits> = scheduler.clone();
@@ -138,7 +139,7 @@ struct State {
     gangs: Gangs<Job>,
 }
 
-/// What a decision leaves to be written.
+/// The writes of a decision.
 enum Job {
     Bind {
         pod: Arc<PodInfo>,
@@ -156,7 +157,7 @@ enum Job {
     },
 }
 
-/// What is to be done next about a pod.
+/// The next step for a pod.
 enum Step {
     Jobs(Vec<Job>),
     /// It is one of a group.
@@ -165,15 +166,15 @@ enum Step {
     Ask(Arc<PodInfo>, Vec<(String, i64)>, Option<Gang>),
 }
 
-/// A group, and how many of it there must be.
+/// A gang and its minimum size.
 #[derive(Clone)]
 struct Gang {
     group: Group,
     least: usize,
 }
 
-/// Checks a configuration without running it: what is wrong with it is known before anything starts.
-pub fn check(client: &Client, config: &Config) -> Result<(), String> {
+/// Checks a configuration without running it, so that errors show before anything starts.
+pub fn check(client: &Client, config: &Config) -> Result<(), ConfigError> {
     frameworks(client, None, config).map(drop)
 }
 
@@ -181,7 +182,7 @@ fn frameworks(
     client: &Client,
     lookups: Option<(&Volumes, &Objects)>,
     config: &Config,
-) -> Result<Profiles, String> {
+) -> Result<Profiles, ConfigError> {
     let handle = Handle {
         client: client.clone(),
         volumes: lookups.map(|(volumes, _)| volumes.clone()),
@@ -197,14 +198,14 @@ fn frameworks(
         let name = profile.name.clone();
         let framework = Framework::new(PLUGINS, &profile, &handle).map_err(|error| {
             let head = "initializing profiles: creating profile for scheduler name";
-            format!("{head} {name}: {error}")
+            ConfigError(format!("{head} {name}: {error}"))
         })?;
         all.insert(name, framework);
     }
     Ok(Profiles(all))
 }
 
-/// What a group knows of a pod that is not going.
+/// A pod of a gang that is not terminating.
 struct Sibling {
     is_bound: bool,
 }
@@ -227,7 +228,7 @@ impl Scheduler {
         informers: &Informers,
         client: Client,
         config: &Config,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, ConfigError> {
         let (volumes, objects) = (Volumes::new(informers), Objects::new(informers));
         let profiles = frameworks(&client, Some((&volumes, &objects)), config)?;
         let (pods, nodes) = (informers.of::<Pod>(), informers.of::<Node>());
@@ -243,7 +244,7 @@ impl Scheduler {
         Ok(Self {
             events: names.map(|name| (name.clone(), events.for_component(name))).collect(),
             profiles,
-            extenders: extenders.map_err(|error| error.0)?,
+            extenders: extenders?,
             groups: Groups::new(client.clone()),
             state: Mutex::new(State {
                 cluster: Cluster::default(),
@@ -353,7 +354,7 @@ impl Scheduler {
         }
     }
 
-    /// Pops and decides, for ever.
+    /// The scheduling loop: pops a pod and decides. Never returns.
     async fn decide(&self, jobs: mpsc::Sender<Job>) {
         loop {
             let (mut step, deadline) = self.next();
@@ -400,12 +401,12 @@ impl Scheduler {
         (Some(step), None)
     }
 
-    /// Is the pod's group complete?
+    /// Schedules the pod if its gang is complete.
     async fn with_group(&self, pod: Arc<PodInfo>, group: Group) -> Step {
         let least = self.groups.least(&group).await;
         let mut state = self.state();
         match least {
-            Err(error) => Step::Jobs(vec![self.broken(&mut state, &pod, error)]),
+            Err(error) => Step::Jobs(vec![self.broken(&mut state, &pod, error.text())]),
             Ok(0) => self.attempt(&mut state, pod, None),
             Ok(least) => {
                 let there = self.siblings(&group).len();
@@ -415,7 +416,7 @@ impl Scheduler {
                     let why = format!(
                         "pre-filter pod {name} cannot find enough sibling pods, current pods number: {there}, minMember of group: {least}"
                     );
-                    tracing::debug!(pod = %pod.key, group, "a group is not complete");
+                    tracing::debug!(pod = %pod.key, group, "the gang is not complete");
                     let diagnosis = Diagnosis {
                         nodes: state.cluster.count(),
                         general: Some(why),
@@ -445,7 +446,7 @@ impl Scheduler {
         let asked = self.extenders.ask(&pod, nodes).await;
         let mut state = self.state();
         match asked {
-            Err(error) => Step::Jobs(vec![self.broken(&mut state, &pod, error)]),
+            Err(error) => Step::Jobs(vec![self.broken(&mut state, &pod, error.to_string())]),
             Ok(left) if left.nodes.is_empty() => {
                 let diagnosis = Diagnosis {
                     nodes: state.cluster.count(),
@@ -563,7 +564,7 @@ impl Scheduler {
         Job::Report { pod: pod.clone(), reason, message, nominated, victims, work }
     }
 
-    /// The attempt could not be made: time may mend it.
+    /// The attempt failed: the pod is retried after its backoff.
     fn broken(&self, state: &mut State, pod: &Arc<PodInfo>, message: String) -> Job {
         metrics::attempted(&pod.scheduler, Outcome::Error, state.queue.tried(&pod.uid));
         state.queue.settle(&self.profiles, &pod.uid, BTreeSet::new());
@@ -576,7 +577,7 @@ impl Scheduler {
         loop {
             let job = jobs.lock().await.recv().await;
             let Some(job) = job else { return };
-            // Boxed: most writers wait, and need not hold what one at work needs.
+            // Boxed: most writers wait, and should not hold the memory that a busy one needs.
             Box::pin(self.carry_out(job)).await;
         }
     }
@@ -598,12 +599,12 @@ impl Scheduler {
 
     async fn bind(&self, pod: &PodInfo, node: &str, reserved: &CycleState) {
         let Some(framework) = self.profiles.of(pod) else { return };
-        // Before the pod is known to have a node, which ends its waiting.
+        // Read before the pod counts as assigned, which ends its waiting.
         let tried = self.state().queue.tried(&pod.uid);
         let bound = async {
             framework.pre_bind(pod, node).await?;
             match self.extenders.bind(pod, node).await {
-                Some(bound) => bound,
+                Some(bound) => bound.map_err(BindError::from),
                 None => framework.bind(pod, node).await,
             }
         };
@@ -621,20 +622,20 @@ impl Scheduler {
                 framework.unreserve(reserved, pod, node);
                 {
                     let mut state = self.state();
-                    // If the pod is gone or bound by somebody else, there is nothing to undo.
+                    // If the pod is deleted, or another scheduler bound it, there is nothing to undo.
                     if state.cluster.forget(&pod.uid) {
                         state.queue.settle(&self.profiles, &pod.uid, BTreeSet::new());
                         self.woken(&mut state, &ClusterEvent::PodRemoved(Arc::new(pod.clone())));
                     }
                 }
-                tracing::warn!(pod = %pod.key, node, error, "binding failed");
+                tracing::warn!(pod = %pod.key, node, %error, "failed to bind the pod");
                 self.report(pod, "SchedulerError", &format!("binding rejected: {error}"), None)
                     .await;
             }
         }
     }
 
-    /// Tells people and the API why a pod waits.
+    /// Reports why a pod waits: an event and the condition PodScheduled.
     async fn report(&self, pod: &PodInfo, reason: &str, message: &str, nominated: Option<&str>) {
         let Some(current) = self.pods.get_key(&pod.key) else {
             return;
@@ -683,7 +684,7 @@ impl Scheduler {
             }
             Err(error) if error.is_not_found() => {}
             Err(error) => {
-                tracing::warn!(pod = %victim.key, error = error.text(), "preemption failed")
+                tracing::warn!(pod = %victim.key, error = error.text(), "failed to delete the victim of preemption")
             }
         }
     }
@@ -693,7 +694,7 @@ impl Scheduler {
         let patch = Patch::Strategic(patch);
         match api.patch_status(&pod.key.name, &PatchParams::default(), &patch).await {
             Err(error) if !error.is_not_found() && !error.is_conflict() => {
-                tracing::warn!(pod = %pod.key, error = error.text(), "cannot update a pod's status");
+                tracing::warn!(pod = %pod.key, error = error.text(), "failed to update the pod's status");
             }
             _ => {}
         }

@@ -19,7 +19,7 @@ const ALIKE: usize = 16;
 pub struct Templates {
     /// By what tells most of them apart.
     known: HashMap<u64, Vec<Weak<Template>>>,
-    /// As many more may come before the dead are cleared away.
+    /// Unused templates are removed after so many new ones.
     room: usize,
 }
 
@@ -84,7 +84,7 @@ mod tests {
         check(&one, &pod("b", plain.clone(), "2", none.clone()), false);
         check(&one, &pod("b", json!({"app": "db"}), "1", none.clone()), false);
         check(&one, &pod("b", plain, "1", json!([{"operator": "Exists"}])), false);
-        // What no pod has any more is forgotten in time.
+        // Templates without pods are removed later.
         for index in 0..100 {
             let labels = json!({"app": index.to_string()});
             templates.share(&mut pod("a", labels, "1", none.clone()));

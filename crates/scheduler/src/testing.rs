@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::objects::Objects;
 use crate::volumes::Volumes;
 
-/// What plugins look up. The tasks that fill it end with it.
+/// The lookups of plugins. The tasks that fill them end with this value.
 pub struct Lookups {
     pub client: Client,
     pub informers: Informers,

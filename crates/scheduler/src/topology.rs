@@ -1,7 +1,7 @@
 //! How many pods of a sort there are by topology value (a zone, a host), kept by deltas.
 //!
 //! Affinity and spreading ask in each decision: how many pods that match a term, or that carry a term
-//! which matches the new pod, are in a node's zone? Counted anew, that is a look at every pod for every
+//! which matches the new pod, are in a node's zone? Without counters, that is a look at every pod for every
 //! decision; here it is a look at one map, and a pod that comes or goes changes one number in each map
 //! that counts it.
 //!
@@ -25,10 +25,10 @@
 //!   terms of other pods must be found without having been asked for. The area goes with the last of them.
 //! - People choose the keys of their pods' terms. A key that no node has costs nothing but its name: its area
 //!   is made without a look at the nodes, and a pod that comes or goes is shown to the areas of its own terms
-//!   and to those that somebody asked for, never to all.
+//!   and to those that a pod asked for, never to all.
 //! - What pods match depends on namespaces' labels; maps that such a change could touch are dropped.
 //!
-//! Maps that nobody asked for lately are dropped as well, so that memory has a limit: one for each
+//! Maps that no pod asked for lately are dropped as well, so that memory has a limit: one for each
 //! constraint of the templates in use, of which there are fewer than of pods by far.
 
 use std::collections::{BTreeMap, HashMap};
@@ -37,12 +37,11 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use k8s_openapi::api::core::v1::{NodeSelector, Toleration};
 use machinery::selector::Selector;
 
-use crate::cluster::Namespaces;
 use crate::node::{NodeInfo, tolerates_all};
-use crate::pod::{PodInfo, Term};
+use crate::pod::{Namespaces, PodInfo, Term};
 use crate::selector;
 
-/// Maps of matching pods that are kept: more than this many in turn are counted anew each time. Few in
+/// The number of kept maps of matching pods: if more are used in turn, they are counted again each time. Few in
 /// tests, so that they are forgotten and made again.
 const KEPT: usize = if cfg!(test) { 20 } else { 512 };
 
@@ -58,7 +57,7 @@ pub struct Scope {
     key: String,
     /// Labels that a node must have besides.
     needs: Vec<String>,
-    /// What else its labels must be.
+    /// The further selector of its labels.
     selects: Option<(Labels, Option<NodeSelector>)>,
     /// Its hard taints must be tolerated.
     tolerates: Option<Vec<Toleration>>,
@@ -117,9 +116,9 @@ impl Scope {
 /// Which pods are counted.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Who {
-    /// Those that match all of these terms.
+    /// The pods that match all of these terms.
     Matching(Vec<Term>),
-    /// Those of a namespace that are not going.
+    /// The pods of a namespace that are not terminating.
     Kin { namespace: Arc<str>, selector: Selector },
 }
 
@@ -140,7 +139,7 @@ impl Who {
     }
 }
 
-/// What a term is to the pod that carries it; of preferences, the weight.
+/// The kind of a term for its pod; for preferences, with the weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Near,
@@ -236,7 +235,7 @@ impl Values {
     }
 }
 
-/// Pods that somebody asked for.
+/// The maps of matching pods that a pod asked for.
 #[derive(Clone)]
 struct Row {
     who: Who,
@@ -254,7 +253,7 @@ struct Area {
     values: Arc<Values>,
 }
 
-/// What was asked for of an area; something was.
+/// The counts that were requested for a domain; there is at least one.
 #[derive(Clone)]
 struct Asked {
     area: Area,
@@ -314,7 +313,7 @@ impl Area {
     }
 }
 
-/// What a change of a node's number does: pods go from one, and come to another.
+/// The effect of a changed topology value of a node: its pods move from one count to another.
 fn moves((from, to): (Option<u32>, Option<u32>)) -> impl Iterator<Item = (u32, i64)> {
     from.map(|number| (number, -1)).into_iter().chain(to.map(|number| (number, 1)))
 }
@@ -373,12 +372,12 @@ impl Carried {
 pub struct View {
     values: Arc<Values>,
     counts: Arc<Counts>,
-    /// What one number's count would change by: for what-if questions.
+    /// The difference of one count, for what-if questions.
     change: Option<(u32, i64)>,
 }
 
 impl View {
-    /// As if so many pods more were on the node at `place`.
+    /// The counts with so many more pods on the node at `place`.
     fn changed(self, place: usize, by: i64) -> Self {
         let number = self.values.at(place).filter(|_| by != 0);
         Self { change: number.map(|number| (number, by)), ..self }
@@ -528,7 +527,7 @@ fn note(did: &mut Vec<Arc<PodInfo>>, undid: &mut Vec<Arc<PodInfo>>, pod: Arc<Pod
     }
 }
 
-/// What a question is about besides.
+/// The context of a question.
 #[derive(Clone, Copy)]
 pub struct Context<'a> {
     pub nodes: &'a Nodes,

@@ -5,12 +5,11 @@
 use std::sync::Arc;
 
 use client::{Event, Informer, Informers, ObjectKey, Projection, View, Whole};
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, PodSpec};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::{CSIDriver, CSIStorageCapacity, StorageClass};
 use tokio::sync::watch;
 
 use crate::capacity::{grew, is_told};
-use crate::pod::Disk;
 
 /// Volumes by the claim that they are for.
 const BY_CLAIM: &str = "claim";
@@ -23,7 +22,7 @@ pub struct Volumes {
     drivers: Informer<CSIDriver>,
     capacities: Informer<CSIStorageCapacity>,
     all_capacities: View<Whole<CSIStorageCapacity>>,
-    /// Those that no claim has.
+    /// The volumes that are not bound.
     free: View<Free>,
     /// Counts changes, for those that wait for one.
     changes: Arc<watch::Sender<u64>>,
@@ -116,7 +115,7 @@ impl Volumes {
         self.volumes.lister().get("", name)
     }
 
-    /// What these claims may get: volumes that are not bound, and those that are theirs already.
+    /// The candidates of these claims: unbound volumes, and volumes that are already theirs.
     pub fn free_for(&self, claims: &[ObjectKey]) -> Vec<Arc<PersistentVolume>> {
         let mut free: Vec<_> =
             self.free.all().into_iter().map(|(_, free)| free.0.clone()).collect();
@@ -138,40 +137,4 @@ impl Volumes {
     pub fn capacities(&self) -> Vec<Arc<CSIStorageCapacity>> {
         self.all_capacities.objects(None)
     }
-}
-
-/// Names of the claims that a pod mounts, its ephemeral ones among them.
-pub fn claims_of(pod: &str, spec: &PodSpec) -> Vec<String> {
-    let volumes = spec.volumes.iter().flatten();
-    volumes
-        .filter_map(|volume| {
-            let named = volume.persistent_volume_claim.as_ref().map(|one| one.claim_name.clone());
-            let own = || format!("{pod}-{}", volume.name);
-            named.or_else(|| volume.ephemeral.as_ref().map(|_| own()))
-        })
-        .collect()
-}
-
-/// The disks that a pod names itself. Upstream: `isVolumeConflict`.
-pub fn disks_of(spec: &PodSpec) -> Vec<Disk> {
-    let volumes = spec.volumes.iter().flatten();
-    volumes
-        .filter_map(|volume| {
-            if let Some(one) = &volume.gce_persistent_disk {
-                let read_only = one.read_only.unwrap_or_default();
-                return Some(Disk { id: format!("gce {}", one.pd_name), read_only });
-            }
-            if let Some(one) = &volume.aws_elastic_block_store {
-                return Some(Disk { id: format!("aws {}", one.volume_id), read_only: false });
-            }
-            if let Some(one) = &volume.iscsi {
-                let read_only = one.read_only.unwrap_or_default();
-                return Some(Disk { id: format!("iscsi {}", one.iqn), read_only });
-            }
-            let one = volume.rbd.as_ref()?;
-            let pool = one.pool.as_deref().unwrap_or("rbd");
-            let read_only = one.read_only.unwrap_or_default();
-            Some(Disk { id: format!("rbd {pool}/{}", one.image), read_only })
-        })
-        .collect()
 }

@@ -1,4 +1,4 @@
-//! What a fleet looks like: groups of nodes, rules for pods, failures by the clock.
+//! The configuration of a fleet: groups of nodes, rules for pods, failures by the clock.
 //!
 //! In: flags and a YAML file. Out: [`Config`], checked, or an error that names the field.
 
@@ -54,7 +54,7 @@ pub struct Config {
     pub failures: Vec<Failure>,
 }
 
-/// What flags say; they win over the file.
+/// The values of flags, which win over the file.
 #[derive(Clone, Debug, Default)]
 pub struct Flags {
     pub fleet: Option<String>,
@@ -125,7 +125,7 @@ struct MatchOfFile {
     share: Option<u32>,
 }
 
-/// What pods of some kind do.
+/// The behaviour of matching pods.
 #[derive(Clone, Debug)]
 pub struct PodRule {
     /// Empty: all.
@@ -179,7 +179,7 @@ fn is_in_share(text: &str, percent: u32) -> bool {
 }
 
 impl Config {
-    /// Of a file's text, if there is one, and of flags.
+    /// Parses a file's text, if there is one, and the flags.
     pub fn new(file: Option<&str>, flags: &Flags) -> Result<Self, ConfigError> {
         let file: File = match file {
             Some(text) if !text.trim().is_empty() => {
@@ -239,7 +239,7 @@ impl Config {
         Ok(())
     }
 
-    /// What the first rule that matches says of a pod.
+    /// The settings of the first rule that matches a pod.
     pub fn settings(&self, pod: &client::Header) -> Option<&PodSettings> {
         self.pods.iter().find(|rule| rule.matches(pod)).map(|rule| &rule.settings)
     }

@@ -12,7 +12,7 @@
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use base::seldom::Seldom;
+use base::log_limit::LogLimit;
 use base::task::Tasks;
 use client::{
     Client, Error, ErrorExt, Informers, Lister, ObjectKey, Outcome, RawEvent, WorkQueue,
@@ -48,7 +48,7 @@ const JSON: &str = "application/json";
 const MERGE: &str = "application/strategic-merge-patch+json";
 const NODES: &str = "/api/v1/nodes";
 
-/// What a node's worker is asked for.
+/// The requests to a node's worker.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum NodeKey {
     Node(Arc<str>),
@@ -65,12 +65,12 @@ struct Inner {
     lister: Lister<Node>,
     nodes: WorkQueue<NodeKey>,
     pods: WorkQueue<ObjectKey>,
-    /// Guards what is remembered; held for a few map operations, never across await.
+    /// Guards the state; held for a few map operations, never across await.
     state: Mutex<State>,
-    said: Seldom<&'static str>,
+    said: LogLimit<&'static str>,
 }
 
-/// Of an answer only this is wanted.
+/// The part of an answer that is read.
 #[derive(Deserialize)]
 struct Written {
     metadata: Version,
@@ -97,7 +97,7 @@ impl Fleet {
             nodes: WorkQueue::new("simulated_nodes"),
             pods: WorkQueue::new("simulated_pods"),
             state: Mutex::new(state),
-            said: Seldom::default(),
+            said: LogLimit::default(),
         }));
         nodes.synced().await;
         let watching = fleet.clone();
@@ -180,7 +180,7 @@ impl Fleet {
         Outcome::After(AGAIN + AGAIN.mul_f64(base::rng::unit()))
     }
 
-    /// Registers a Node that is wanted; forgets one that somebody deleted, as a kubelet that runs does.
+    /// Registers a wanted Node; forgets a deleted one, as a running kubelet does.
     async fn without_node(&self, name: &Arc<str>) -> Result<Outcome, Error> {
         let wanted = self.state().wanted.get(name).copied();
         let Some((group, index)) = wanted else {
@@ -254,7 +254,7 @@ impl Fleet {
             Ok(mode) => (mode, None),
             Err(why) => {
                 if self.0.said.ask("annotation").is_some() {
-                    tracing::warn!(node = name, %why, "cannot read the annotation of a node");
+                    tracing::warn!(node = name, %why, "failed to parse the annotation of the node");
                 }
                 by_clock
             }
@@ -305,7 +305,7 @@ impl Fleet {
         let is_first = version.is_none();
         let version = match written {
             Ok(version) => Some(version),
-            // Somebody else wrote or deleted it: it is read again.
+            // Another client wrote or deleted it: it is read again.
             Err(error) if error.is_conflict() || error.is_not_found() => None,
             Err(error) => return Err(error),
         };
@@ -413,7 +413,7 @@ impl Fleet {
         let own = pod.metadata.annotations.as_deref().map(PodSettings::parse).transpose();
         let own = own.unwrap_or_else(|why| {
             if self.0.said.ask("pod's annotation").is_some() {
-                tracing::warn!(pod = %key, %why, "cannot read the annotation of a pod");
+                tracing::warn!(pod = %key, %why, "failed to parse the annotation of the pod");
             }
             None
         });
@@ -436,7 +436,7 @@ impl Fleet {
         let pod_ips = match (pod.spec.host_network, report) {
             (true, _) => Some(host_ip.parse().into_iter().collect()),
             (false, Report::Creating) => Some(Vec::new()),
-            // What ends before it began gets no address.
+            // A pod that ends before its start gets no address.
             (false, Report::Ended { .. }) if pod.status.pod_ip.is_empty() => Some(Vec::new()),
             (false, _) => self.state().addresses(key),
         };
@@ -585,7 +585,7 @@ mod tests {
         pass(11).await;
         let renewed = || fake.get(LEASE_0).expect("there")["spec"]["renewTime"].clone();
         let before = renewed();
-        // As the node lifecycle controller writes it.
+        // The same write as the node lifecycle controller's.
         fake.merge(
             NODE_0,
             &json!({"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}}),

@@ -3,7 +3,7 @@
 //!
 //! In: a client, a [`Config`]. Out: Nodes that register, renew their Leases and report; pods on them that
 //! start, become ready, end, restart and go away, as annotations and rules say; nothing runs anywhere.
-//! Invariants: a process runs exactly the Nodes that carry its fleet's label, whoever made them; it writes
+//! Invariants: a process runs exactly the Nodes with its fleet's label, also if another client created them; it writes
 //! Nodes' and pods' status, node Leases and deletions of pods on its Nodes, and nothing else.
 //!
 //! Upstream has hollow nodes in kubemark, a process each; KWOK, a project beside it, has Stages with
@@ -51,7 +51,7 @@ pub enum Error {
     Api(#[from] client::Error),
 }
 
-/// Runs the nodes until it is told to stop. They stay in the API, and fall silent.
+/// Runs the nodes until it is stopped. Their Nodes stay in the API, without heartbeats.
 pub async fn run(client: Client, config: Config, stop: Stop) -> Result<(), Error> {
     let state = state::State::new(config.addresses, config.pod_addresses);
     let state = state.ok_or(Error::NoAddresses)?;

@@ -1,4 +1,4 @@
-//! What a pod does next. Pure: the pod as the API has it, its behaviour and the time decide.
+//! The next step of a pod. Pure: decided from the stored pod, its behaviour and the time.
 //!
 //! ```text
 //!  Waiting ─ start delay ─► Init(0) … Init(n) ─► Running ◄──────── back-off ────────┐
@@ -28,7 +28,7 @@ const WORTH_TELLING: Duration = Duration::from_secs(1);
 /// The exit code of a program that SIGTERM ended.
 pub const TERMINATED: i32 = 143;
 
-/// Where a pod is, by its status.
+/// The stage of a pod, from its status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     Waiting,
@@ -43,7 +43,7 @@ pub enum Stage {
     Ended,
 }
 
-/// What is reported of a pod.
+/// The status that is reported for a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Report {
     Creating,
@@ -107,7 +107,7 @@ pub fn ending_inits(pod: &Pod) -> usize {
     pod.spec.init_containers.iter().filter(|container| !container.is_sidecar()).count()
 }
 
-/// What happens now.
+/// The step to take now.
 pub fn next(pod: &Pod, does: &Behaviour, since: Timestamp, now: Timestamp) -> Step {
     let stage = Stage::of(pod);
     if pod.metadata.deletion_timestamp.is_some() {

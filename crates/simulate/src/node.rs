@@ -15,15 +15,15 @@ use crate::settings::{ANNOTATION, Mode};
 
 /// Its value is the fleet's name: a process runs the Nodes that have its own.
 pub const LABEL: &str = "decapod.io/fleet";
-/// What the nodes say they run.
+/// The versions that the nodes report.
 const VERSION: &str = release::KUBERNETES.tag;
 /// Upstream: nodeLeaseDurationSeconds.
 const LEASE_SECONDS: i64 = 40;
 
 /// Type, status, reason and message of a condition.
-type Told = (&'static str, bool, &'static str, &'static str);
+type Condition = (&'static str, bool, &'static str, &'static str);
 
-const NO_PRESSURE: [Told; 3] = [
+const NO_PRESSURE: [Condition; 3] = [
     (
         "MemoryPressure",
         false,
@@ -34,7 +34,7 @@ const NO_PRESSURE: [Told; 3] = [
     ("PIDPressure", false, "KubeletHasSufficientPID", "kubelet has sufficient PID available"),
 ];
 
-fn told(mode: Mode) -> impl Iterator<Item = Told> {
+fn told(mode: Mode) -> impl Iterator<Item = Condition> {
     let ready = match mode {
         Mode::NotReady => ("Ready", false, "KubeletNotReady", "the simulation has the node fail"),
         _ => ("Ready", true, "KubeletReady", "kubelet is posting ready status"),
@@ -93,7 +93,7 @@ fn status(group: &NodeGroup, name: &str, ip: &str, now: Timestamp) -> Value {
     })
 }
 
-/// A patch of the status of a Node that somebody else made, as an autoscaler does: what it lacks.
+/// The status patch for a Node that another client created, such as an autoscaler: the missing fields.
 pub fn completion(node: &Node, group: &NodeGroup, ip: &str, now: Timestamp) -> Value {
     let name = node.metadata.name.as_deref().unwrap_or_default();
     let mut status = status(group, name, ip, now);
@@ -150,7 +150,7 @@ fn condition<'a>(node: &'a Node, kind: &str) -> Option<&'a NodeCondition> {
     node.status.as_ref()?.conditions.as_ref()?.iter().find(|one| one.type_ == kind)
 }
 
-/// What a Node's annotation asks for.
+/// The mode in a Node's annotation.
 pub fn annotation(node: &Node) -> Option<&str> {
     node.metadata.annotations.as_ref()?.get(ANNOTATION).map(String::as_str)
 }
@@ -171,7 +171,7 @@ pub fn lease(name: &str, uid: &str, version: Option<&str>, now: Timestamp) -> Va
     })
 }
 
-/// Where nodes' Leases are.
+/// The namespace of nodes' Leases.
 pub const LEASES: &str = "kube-node-lease";
 
 fn word(is: bool) -> &'static str {

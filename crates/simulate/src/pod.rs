@@ -27,7 +27,7 @@ pub struct Meta {
     pub deletion_grace_period_seconds: Option<i64>,
 }
 
-/// Of all annotations the one that is ours.
+/// The annotation with the settings of simulated pods.
 fn own_annotation<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
     #[derive(Deserialize)]
     struct Own {

@@ -28,7 +28,7 @@ impl<'de> Deserialize<'de> for Span {
     }
 }
 
-/// What is said about a pod; the rest is left to others.
+/// The settings of a pod's status; other fields are not written.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct PodSettings {
@@ -134,7 +134,7 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
     text.split(',').map(str::trim).filter(|word| !word.is_empty())
 }
 
-/// What one pod does, and when.
+/// The behaviour of one pod, with its times.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Behaviour {
     pub start_delay: Duration,
@@ -153,7 +153,7 @@ pub struct Behaviour {
 pub enum Mode {
     #[default]
     Well,
-    /// As a machine without power: no Lease, no status, nothing done to its pods.
+    /// Behaves like a machine without power: no Lease, no status, no changes of its pods.
     Silent,
     /// It says that it is not ready, and starts no containers.
     NotReady,

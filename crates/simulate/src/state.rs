@@ -1,4 +1,4 @@
-//! What a process remembers of its nodes and their pods, beside the informers' caches.
+//! The state of a process about its nodes and their pods, beside the informers' caches.
 //!
 //! In: pods and nodes as they are seen. Out: who is where, addresses, since when a pod is in its stage.
 //! Invariants: a pod's address is its own until it has ended or is gone; every operation looks at one node or
@@ -25,13 +25,13 @@ pub struct Known {
     pub uid: Arc<str>,
     pub mode: Mode,
     pub ip: String,
-    /// Of its pods, where the control plane gave it a range.
+    /// The addresses of its pods, if it has a pod CIDR.
     pool: Option<Pool>,
     /// The resource version of its Lease, when this process wrote it last.
     pub lease: Option<Box<str>>,
     /// When its status was reported last.
     pub reported: Instant,
-    /// What is older than this is not looked at: this process has written since.
+    /// Older events are ignored: this process has written since.
     pub floor: u64,
 }
 
@@ -57,9 +57,9 @@ pub struct State {
     nodes: HashMap<Arc<str>, Known>,
     pods: HashMap<ObjectKey, PodState>,
     on_node: HashMap<Arc<str>, HashSet<ObjectKey>>,
-    /// Of nodes.
+    /// The addresses of nodes.
     addresses: Pool,
-    /// Of pods on nodes without a range.
+    /// The addresses of pods on nodes without a pod CIDR.
     pod_addresses: Pool,
 }
 
@@ -96,7 +96,7 @@ impl State {
         }
     }
 
-    /// Notes a Node as it is; whether it is new or in another mode than before.
+    /// Stores a Node; returns whether it is new or has changed its mode.
     pub fn see_node(&mut self, name: &Arc<str>, seen: Seen) -> bool {
         self.wanted.remove(name);
         if let Ok(address) = seen.ip.parse() {
@@ -134,7 +134,7 @@ impl State {
         self.on_node.get(node).into_iter().flatten().cloned().collect()
     }
 
-    /// Notes a pod as it is. Only one that was not known is decoded: its node stays the same.
+    /// Stores a pod. Only an unknown pod is decoded: a pod's node never changes.
     pub fn see_pod(&mut self, entry: &Arc<Entry>) {
         let key = &entry.header.key;
         if let Some(known) = self.pods.get_mut(key) {
@@ -145,7 +145,7 @@ impl State {
             self.forget_pod(key);
         }
         let Ok(pod) = Pod::decode(&entry.json()) else {
-            tracing::error!(pod = %key, "a pod could not be decoded");
+            tracing::error!(pod = %key, "failed to decode the pod");
             return;
         };
         let node: Arc<str> = pod.spec.node_name.as_str().into();
@@ -225,7 +225,7 @@ impl State {
     }
 }
 
-/// What is seen of a Node.
+/// The stored fields of a Node.
 pub struct Seen {
     pub uid: String,
     pub mode: Mode,

@@ -1,6 +1,6 @@
 //! The status of a pod as a kubelet reports it: a strategic merge patch. Pure.
 //!
-//! In: the pod, what is to be reported, the node's and the pod's addresses. Out: the patch's body.
+//! In: the pod, the wanted report, the node's and the pod's addresses. Out: the patch's body.
 //! Invariant: `lastTransitionTime` moves exactly when a condition's status does; conditions of others stay.
 //! Upstream: `kubelet_pods.go` (`generateAPIPodStatus`), `status/generate.go`.
 
@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 use crate::lifecycle::Report;
 use crate::pod::{Container, ContainerStatus, Pod};
 
-/// Where a pod is.
+/// The stage of a pod.
 pub struct Place<'a> {
     pub host_ip: &'a str,
     pub pod_ips: &'a [IpAddr],
@@ -95,7 +95,7 @@ impl Writer<'_> {
         status
     }
 
-    /// What the main containers wait for.
+    /// The waiting reason of the main containers.
     fn before_start(&self) -> Containers {
         let has_init = !self.pod.spec.init_containers.is_empty();
         Containers::Waiting(if has_init { "PodInitializing" } else { "ContainerCreating" })
@@ -128,7 +128,7 @@ impl Writer<'_> {
 
     fn condition(&self, kind: &str, is: bool, reason: Option<&str>) -> Value {
         let status = if is { "True" } else { "False" };
-        // What is not said stays as it was.
+        // Missing fields stay unchanged.
         let known = self.pod.status.condition(kind);
         let changed = known.is_none_or(|known| known.status != status);
         let mut condition = json!({"type": kind, "status": status, "reason": reason});
@@ -190,7 +190,7 @@ impl Writer<'_> {
             json!({"terminated": {"exitCode": code, "reason": reason, "startedAt": started,
                 "finishedAt": self.now, "containerID": id(restarts)}})
         };
-        // A list of containers is replaced as a whole: what is left out is gone.
+        // A list of containers is replaced as a whole: a missing container is removed.
         let kept = before.and_then(|status| status.last_state.terminated.as_ref());
         let kept = kept.map_or_else(|| json!({}), |last| json!({"terminated": last}));
         let (state, last, restarts) = match *is {
@@ -233,7 +233,7 @@ mod tests {
         Timestamp::from_second(1_800_000_000 + second).expect("in range")
     }
 
-    /// The status after a patch, as the API would have it, as far as it is asked here.
+    /// The status after a patch, as the API would store it, for the tested fields.
     fn after(pod: &mut Value, report: &Report, second: i64) -> Value {
         let decoded = Pod::decode(pod.to_string().as_bytes()).expect("a pod");
         let ips = ["10.0.0.5".parse().expect("an address")];

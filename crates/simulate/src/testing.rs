@@ -55,7 +55,7 @@ impl Fake {
         self.0.lock().expect("no panic").all.get(path).cloned()
     }
 
-    /// As a client or a controller changes an object.
+    /// Changes an object, like a client or controller.
     pub fn merge(&self, path: &str, patch: &Value) {
         let mut objects = self.0.lock().expect("no panic");
         let mut object = objects.all.get(path).cloned().unwrap_or_else(|| json!({}));
@@ -152,7 +152,7 @@ impl Objects {
             let (sender, receiver) = mpsc::channel(100_000);
             let from = query.split('&').find_map(|pair| pair.strip_prefix("resourceVersion="));
             let from: u64 = from.and_then(|text| text.parse().ok()).unwrap_or(0);
-            // What changed before the watch began; nothing here is deleted meanwhile.
+            // Changes before the start of the watch; nothing is deleted meanwhile.
             for object in self.all.iter().filter(|(one, _)| is_of(one, path)).map(|(_, one)| one) {
                 let revision = object["metadata"]["resourceVersion"].as_str();
                 if revision.and_then(|text| text.parse().ok()).unwrap_or(0) > from {
@@ -194,7 +194,7 @@ fn failure(code: u16, reason: &str) -> Answer {
     whole(StatusCode::from_u16(code).expect("a code"), &status)
 }
 
-/// A strategic merge, as far as it is needed here.
+/// The part of strategic merge that these tests need.
 pub fn merge(object: &mut Value, patch: &Value) {
     let (Some(object), Some(patch)) = (object.as_object_mut(), patch.as_object()) else { return };
     for (name, value) in patch {

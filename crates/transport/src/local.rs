@@ -24,7 +24,7 @@ pub trait Object: Send + Sync {
     /// The whole object, with its resourceVersion.
     fn json(&self) -> Bytes;
 
-    /// A place for what is derived from the object: made once, shared by all its readers.
+    /// A slot for a value that is derived from the object once and shared by all its readers.
     fn note(&self) -> &OnceLock<Arc<dyn Any + Send + Sync>>;
 }
 
@@ -54,7 +54,7 @@ pub enum Objects {
     Changes(Changes),
 }
 
-/// In an answer: the objects, for whoever takes them first.
+/// The objects of an answer. The first reader takes them.
 #[derive(Clone)]
 pub struct Given(
     /// Extensions can be cloned, streams cannot. Held to take them out.

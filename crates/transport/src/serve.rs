@@ -32,7 +32,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use base::backoff::Backoff;
-use base::seldom::Seldom;
+use base::log_limit::LogLimit;
 use base::task::Stop;
 use bytes::Bytes;
 use futures::future::Either;
@@ -226,12 +226,12 @@ struct Door {
     /// True when few connections are left.
     crowded: watch::Sender<bool>,
     /// Recently logged refusals: address and cause.
-    refusals: Seldom<(Option<IpAddr>, &'static str)>,
+    refusals: LogLimit<(Option<IpAddr>, &'static str)>,
 }
 
 impl Door {
     fn new(limits: Limits, stop: Stop) -> Self {
-        Self { limits, stop, crowded: watch::Sender::new(false), refusals: Seldom::default() }
+        Self { limits, stop, crowded: watch::Sender::new(false), refusals: LogLimit::default() }
     }
 
     /// Crowded when an eighth of the connections is left, until a quarter is free again.

@@ -4,11 +4,14 @@
 //! rules: which crate may use which ([`edges`]), how long things may be and how a module opens
 //! ([`shape`]), which calls are banned ([`banned`]), which packages the manifests name ([`unused`]),
 //! where Kubernetes' version is spelled out ([`version`]), which rows their tables lack
-//! ([`rows`]) and which packages Cargo.lock contains ([`supply`]). A breach with a good reason says so in place:
+//! ([`rows`]), how large crates may be ([`budgets`]), how comments read ([`english`]) and which packages
+//! Cargo.lock contains ([`supply`]). A breach with a good reason says so in place:
 //! `// tidy: allow(RULE): reason`, on the line or on one of the few before it.
 
 mod banned;
+mod budgets;
 mod edges;
+mod english;
 mod mask;
 mod rows;
 mod shape;
@@ -61,15 +64,18 @@ fn check(root: &Path) -> Outcome<Vec<Breach>> {
         let file = component_flags::PAGE.to_owned();
         breaches.push(Breach { file, line: 1, rule: "flags", text });
     }
+    let mut sizes = budgets::Sizes::default();
     for path in sources(vec![root.join("crates"), root.join("xtask")])? {
         let text =
             fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
         let name = path.strip_prefix(root).unwrap_or(&path).to_string_lossy().into_owned();
         let source = Source::new(name, &text);
         let found = shape::check(&source).into_iter().chain(banned::check(&source));
-        let found = found.chain(version::check(&source));
+        let found = found.chain(version::check(&source)).chain(english::check(&source));
         breaches.extend(found.filter(|breach| !source.allows(breach)));
+        sizes.add(&source);
     }
+    breaches.extend(sizes.check());
     Ok(breaches)
 }
 

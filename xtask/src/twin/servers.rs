@@ -12,7 +12,7 @@ use std::process::{Child, Command, Stdio};
 use crate::foreign;
 use crate::sh::{self, Outcome};
 
-/// What both servers are told. The address is nobody's: only discovery of the `kubernetes` Service shows it.
+/// The flags of both servers. The address is unused: only discovery of the `kubernetes` Service shows it.
 const BOTH: &[&str] = &[
     "--bind-address=127.0.0.1",
     "--advertise-address=10.1.2.9",
@@ -128,7 +128,7 @@ impl Drop for Servers {
     }
 }
 
-/// Anybody may ask whether a server is ready; its certificate is not what is compared.
+/// Readiness needs no credentials; the certificate is not compared.
 const READY: &str = "
 import os, ssl, sys, time, urllib.request as r
 end = time.time() + 120

@@ -17,7 +17,7 @@ use serde::Deserialize;
 
 use policy::{Level, Mode, Policy};
 
-use crate::Row;
+use crate::{OptionsError, Row};
 
 const NAME: &str = "PodSecurity";
 /// The maximum number of existing pods that are checked when a namespace becomes stricter.
@@ -53,20 +53,19 @@ struct Configuration {
 }
 
 impl PodSecurity {
-    pub fn new(configuration: Option<&serde_json::Value>) -> Result<Self, String> {
+    pub fn new(configuration: Option<&serde_json::Value>) -> Result<Self, OptionsError> {
         let Some(tree) = configuration else {
             let (defaults, exemptions) = (Policy::default(), Exemptions::default());
             return Ok(Self { defaults, exemptions });
         };
-        let read: Configuration =
-            serde_json::from_value(tree.clone()).map_err(|error| error.to_string())?;
+        let read: Configuration = serde_json::from_value(tree.clone())?;
         let labels = read
             .defaults
             .iter()
             .map(|(key, value)| (format!("pod-security.kubernetes.io/{key}"), value.clone()));
         let (defaults, errors) = Policy::of_labels(Some(&labels.collect()), &Policy::default());
         if !errors.is_empty() {
-            return Err(errors.summary());
+            return Err(OptionsError::Fields(errors.summary()));
         }
         Ok(Self { defaults, exemptions: read.exemptions })
     }

@@ -1,7 +1,6 @@
 //! MutatingAdmissionPolicy: policies change requests one after the other, by applying fields or by JSON
 //! patches from their expressions.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use apiserver::StatusError;
@@ -24,8 +23,10 @@ use super::environment::{Composed, Expression, POLICY_COST, composed};
 use super::{Binding, Conditions, Environment, params};
 use crate::Row;
 use crate::matching::{Criteria, is_exempt, shown, take_back};
+use crate::rounds::Rounds;
 
 const NAME: &str = "MutatingAdmissionPolicy";
+const ROUNDS: Rounds = Rounds(NAME);
 
 struct Policy {
     name: String,
@@ -43,14 +44,6 @@ enum Mutation {
     Apply(Expression),
     /// A list of JSON patch operations.
     Patch(Expression),
-}
-
-/// The state that the first round keeps for the reinvocation.
-#[derive(Default)]
-struct Memory {
-    output: Option<Vec<u8>>,
-    called: BTreeSet<String>,
-    again: BTreeSet<String>,
 }
 
 pub(crate) const ROW: Row =
@@ -91,20 +84,11 @@ impl MutatingPolicies {
                 continue;
             }
             drop(environment);
-            let is_again = attributes.reinvocation.is_again();
-            let memory = attributes.reinvocation.memory::<Memory>(NAME);
-            if is_again && !memory.again.contains(&key) {
+            if !ROUNDS.calls(attributes, &key) {
                 continue;
             }
             let changed = self.mutate(attributes, policy, &param, row).await?;
-            let memory = attributes.reinvocation.memory::<Memory>(NAME);
-            if changed {
-                memory.again.append(&mut memory.called);
-                attributes.reinvocation.ask();
-            }
-            if policy.reinvoked {
-                attributes.reinvocation.memory::<Memory>(NAME).called.insert(key);
-            }
+            ROUNDS.called(attributes, &key, changed, policy.reinvoked);
         }
         Ok(())
     }
@@ -186,16 +170,7 @@ impl Plugin for MutatingPolicies {
             return Ok(());
         }
         let bindings = self.bindings.get(attributes.registry).await?;
-        let encoded = |attributes: &Attributes<'_>| {
-            attributes.object.as_deref().map(|object| object.encode())
-        };
-        if attributes.reinvocation.is_again() {
-            let now = encoded(attributes);
-            let memory = attributes.reinvocation.memory::<Memory>(NAME);
-            if memory.output != now {
-                memory.again.append(&mut memory.called);
-            }
-        }
+        ROUNDS.begin(attributes);
         for policy in policies.iter() {
             let matched = match &policy.criteria {
                 Ok(criteria) => criteria.matched(attributes).await?,
@@ -215,8 +190,7 @@ impl Plugin for MutatingPolicies {
                 }
             }
         }
-        let now = encoded(attributes);
-        attributes.reinvocation.memory::<Memory>(NAME).output = now;
+        ROUNDS.end(attributes);
         Ok(())
     }
 }

@@ -68,7 +68,7 @@ impl Plugin for ResourceQuota {
     async fn validate(&self, attributes: &Attributes<'_>) -> Result<(), StatusError> {
         let row = &attributes.ctx.resource;
         let ignored = IGNORED.contains(&(row.group.as_str(), row.plural.as_str()));
-        if !row.namespaced || row.storage.is_none() || ignored {
+        if !row.namespaced || !row.is_stored() || ignored {
             return Ok(());
         }
         let mut evaluator = Evaluator::of(&row.group, &row.plural);

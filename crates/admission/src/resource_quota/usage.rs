@@ -14,23 +14,6 @@ use machinery::quantity::Amount;
 use crate::resources::{Measure, Resources, Which, add, of_pod, resources};
 
 const CLASS_SUFFIX: &str = ".storageclass.storage.k8s.io/";
-const POD_RESOURCES: [&str; 11] = [
-    "count/pods",
-    "cpu",
-    "memory",
-    "ephemeral-storage",
-    "requests.cpu",
-    "requests.memory",
-    "requests.ephemeral-storage",
-    "limits.cpu",
-    "limits.memory",
-    "limits.ephemeral-storage",
-    "pods",
-];
-const SERVICE_RESOURCES: [&str; 4] =
-    ["count/services", "services", "services.nodeports", "services.loadbalancers"];
-/// Kinds with quota names from before `count/…` existed.
-const OLD_NAMES: [&str; 4] = ["configmaps", "resourcequotas", "replicationcontrollers", "secrets"];
 /// A quota of these requires that every container sets them.
 const REQUIRED: [&str; 6] =
     ["cpu", "memory", "requests.cpu", "requests.memory", "limits.cpu", "limits.memory"];
@@ -106,9 +89,9 @@ impl Evaluator {
             Self::Pods => {
                 let extended = name.strip_prefix("requests.").is_some_and(is_extended);
                 let huge = name.strip_prefix("requests.").unwrap_or(name).starts_with("hugepages-");
-                POD_RESOURCES.contains(&name) || huge || extended
+                quota::PODS.contains(&name) || huge || extended
             }
-            Self::Services => SERVICE_RESOURCES.contains(&name),
+            Self::Services => quota::SERVICES.contains(&name),
             Self::Claims => {
                 let name = name.split_once(CLASS_SUFFIX).map_or(name, |(_, rest)| rest);
                 matches!(
@@ -189,7 +172,7 @@ impl Evaluator {
 
 fn old_name(count: &str) -> Option<&'static str> {
     let name = count.strip_prefix("count/")?;
-    OLD_NAMES.iter().find(|old| **old == name).copied()
+    quota::COUNTED.iter().find(|old| **old == name).copied()
 }
 
 /// The scopes of a quota, from both of its fields.

@@ -24,6 +24,8 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use machinery::selector::Selector;
 use transport::{ClientError, ClientOptions, HostPort, HttpClient};
 
+use crate::WebhookError;
+
 /// An answer contains at most one object, as a patch in base64.
 const ANSWER_BYTES: usize = 8 << 20;
 /// The maximum number of clients; a cluster with more different CAs opens new connections.
@@ -66,7 +68,7 @@ impl Clients {
         endpoint: &Endpoint,
         body: Bytes,
         timeout: Duration,
-    ) -> Result<Bytes, String> {
+    ) -> Result<Bytes, WebhookError> {
         let work = self.exchange(registry, endpoint, body, timeout);
         match tokio::time::timeout(timeout, work).await {
             Ok(outcome) => outcome,
@@ -80,11 +82,11 @@ impl Clients {
         endpoint: &Endpoint,
         body: Bytes,
         timeout: Duration,
-    ) -> Result<Bytes, String> {
+    ) -> Result<Bytes, WebhookError> {
         let target = resolve(registry, endpoint, timeout).await?;
         let client = self
             .client((endpoint.ca_pem.clone(), target.server_name.clone()))
-            .map_err(|error| format!("could not get REST client: {error}"))?;
+            .map_err(WebhookError::Client)?;
         let request = Request::post(target.actual)
             .header(CONTENT_TYPE, "application/json")
             .header(ACCEPT, "application/json, */*")
@@ -122,8 +124,8 @@ impl Clients {
     }
 }
 
-fn posting(url: &str, why: &str) -> String {
-    format!("failed to call webhook: Post {url:?}: {why}")
+fn posting(url: &str, why: &str) -> WebhookError {
+    WebhookError::Post { url: url.to_owned(), why: why.to_owned() }
 }
 
 fn shown_url(endpoint: &Endpoint, timeout: Duration) -> String {
@@ -151,7 +153,7 @@ async fn resolve(
     registry: &Registry,
     endpoint: &Endpoint,
     timeout: Duration,
-) -> Result<Target, String> {
+) -> Result<Target, WebhookError> {
     let shown = shown_url(endpoint, timeout);
     match &endpoint.address {
         Address::Url(_) => {
@@ -168,10 +170,7 @@ async fn resolve(
                 .map_err(|why| posting(&shown, &why.to_string()))?;
             Ok(Target { shown, actual, server_name: Some(server_name) })
         }
-        Address::Nowhere => {
-            Err("could not get REST client: webhook configuration must have either service or URL"
-                .into())
-        }
+        Address::Nowhere => Err(WebhookError::NoAddress),
     }
 }
 
@@ -276,12 +275,12 @@ fn tls_failure(error: &io::Error) -> String {
 }
 
 /// The error of upstream's client for an answer that is no success.
-fn refused(status: StatusCode, body: &[u8]) -> String {
+fn refused(status: StatusCode, body: &[u8]) -> WebhookError {
     let parsed: serde_json::Value = serde_json::from_slice(body).unwrap_or_default();
     if parsed["kind"] == "Status"
         && let Some(message) = parsed["message"].as_str()
     {
-        return format!("failed to call webhook: {message}");
+        return WebhookError::Refused(message.to_owned());
     }
     let text = String::from_utf8_lossy(&body[..body.len().min(2048)]).trim().to_owned();
     let text = if text.is_empty() { "unknown".to_owned() } else { text };
@@ -297,5 +296,5 @@ fn refused(status: StatusCode, body: &[u8]) -> String {
         500.. => format!("an error on the server ({text:?}) has prevented the request from succeeding"),
         code => format!("the server responded with the status code {code} but did not return more information"),
     };
-    format!("failed to call webhook: {message}")
+    WebhookError::Refused(message)
 }

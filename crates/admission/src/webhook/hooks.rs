@@ -51,23 +51,19 @@ struct Parts<'a> {
 }
 
 pub(crate) fn mutating(all: &[MutatingWebhookConfiguration]) -> Vec<Hook> {
-    let mut hooks = vec![];
-    for configuration in all {
-        for (index, hook) in configuration.webhooks.iter().flatten().enumerate() {
-            hooks.extend(compiled(configuration.name(), index, &of_mutating(hook)));
-        }
-    }
-    hooks
+    let hooks = all.iter().flat_map(|one| {
+        let hooks = one.webhooks.iter().flatten().enumerate();
+        hooks.filter_map(|(index, hook)| compiled(one.name(), index, &of_mutating(hook)))
+    });
+    hooks.collect()
 }
 
 pub(crate) fn validating(all: &[ValidatingWebhookConfiguration]) -> Vec<Hook> {
-    let mut hooks = vec![];
-    for configuration in all {
-        for (index, hook) in configuration.webhooks.iter().flatten().enumerate() {
-            hooks.extend(compiled(configuration.name(), index, &of_validating(hook)));
-        }
-    }
-    hooks
+    let hooks = all.iter().flat_map(|one| {
+        let hooks = one.webhooks.iter().flatten().enumerate();
+        hooks.filter_map(|(index, hook)| compiled(one.name(), index, &of_validating(hook)))
+    });
+    hooks.collect()
 }
 
 fn of_mutating(hook: &MutatingWebhook) -> Parts<'_> {

@@ -61,7 +61,7 @@ async fn ask(
     let answer = clients
         .post(attributes.registry, &hook.endpoint, review.body.clone(), timeout)
         .await
-        .map_err(Failure::Calling)?;
+        .map_err(|error| Failure::Calling(error.to_string()))?;
     let verdict = review.verdict(is_mutating, &answer).map_err(Failure::Calling)?;
     for warning in &verdict.warnings {
         attributes.ctx.warn(warning.as_str());

@@ -3,7 +3,6 @@
 //! After a change, the plugins run once more, and with them the webhooks that have
 //! `reinvocationPolicy: IfNeeded` and ran before the change.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use apiserver::StatusError;
@@ -20,8 +19,10 @@ use super::hooks::{self, Hook};
 use super::{Failure, ask, failed};
 use crate::Row;
 use crate::matching::{is_exempt, shown, take_back};
+use crate::rounds::Rounds;
 
 const NAME: &str = "MutatingAdmissionWebhook";
+const ROUNDS: Rounds = Rounds(NAME);
 /// Audit annotations.
 const MUTATION: &str = "mutation.webhook.admission.k8s.io/";
 const FAILED_OPEN: &str = "failed-open.mutation.webhook.admission.k8s.io/";
@@ -34,23 +35,6 @@ pub(crate) struct MutatingWebhooks {
     clients: Clients,
     /// For match conditions.
     authorizer: Option<Arc<dyn Authorizer>>,
-}
-
-/// The state that the first round keeps for the reinvocation. Upstream: `webhookReinvokeContext`.
-#[derive(Default)]
-struct Memory {
-    /// The object after the webhooks' changes.
-    output: Option<Vec<u8>>,
-    /// Webhooks that may be reinvoked and were called since the last change.
-    called: BTreeSet<String>,
-    /// Webhooks to reinvoke.
-    again: BTreeSet<String>,
-}
-
-impl Memory {
-    fn require_again(&mut self) {
-        self.again.append(&mut self.called);
-    }
 }
 
 impl MutatingWebhooks {
@@ -103,9 +87,7 @@ impl MutatingWebhooks {
                 continue;
             }
             let is_again = attributes.reinvocation.is_again();
-            // A webhook that did not match in the first round is not called in the second.
-            let memory = attributes.reinvocation.memory::<Memory>(NAME);
-            if is_again && !memory.again.contains(&hook.id) {
+            if !ROUNDS.calls(attributes, &hook.id) {
                 continue;
             }
             let outcome = self.apply(attributes, hook, &row).await;
@@ -115,14 +97,7 @@ impl MutatingWebhooks {
                 "mutated": matches!(outcome, Ok(true)),
             });
             attributes.ctx.annotate(format!("{MUTATION}{place}"), note.to_string());
-            if matches!(outcome, Ok(true)) {
-                attributes.reinvocation.memory::<Memory>(NAME).require_again();
-                attributes.reinvocation.ask();
-            }
-            if hook.reinvoked {
-                let memory = attributes.reinvocation.memory::<Memory>(NAME);
-                memory.called.insert(hook.id.clone());
-            }
+            ROUNDS.called(attributes, &hook.id, matches!(outcome, Ok(true)), hook.reinvoked);
             match outcome {
                 Ok(_) => {}
                 Err(Failure::Refused(error)) => return Err(error),
@@ -159,19 +134,9 @@ impl Plugin for MutatingWebhooks {
         if hooks.is_empty() {
             return Ok(());
         }
-        let encoded = |attributes: &Attributes<'_>| {
-            attributes.object.as_deref().map(|object| object.encode())
-        };
-        if attributes.reinvocation.is_again() {
-            let now = encoded(attributes);
-            let memory = attributes.reinvocation.memory::<Memory>(NAME);
-            if memory.output != now {
-                memory.require_again();
-            }
-        }
+        ROUNDS.begin(attributes);
         self.call_all(attributes, &hooks).await?;
-        let now = encoded(attributes);
-        attributes.reinvocation.memory::<Memory>(NAME).output = now;
+        ROUNDS.end(attributes);
         Ok(())
     }
 }

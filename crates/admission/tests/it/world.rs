@@ -10,7 +10,7 @@ use apiserver::authz::{self, Authorizer, Decision};
 use apiserver::registry::{DeleteOptions, Intent, Written};
 use apiserver::request::{Key, RequestContext, UserInfo};
 use apiserver::resource::{
-    Behaviour, Body, Connect, Resource, ResourceTable, Strategy, Subresource, SubresourceKind,
+    Behaviour, Body, Connect, Resource, ResourceTable, Settings, Subresource, SubresourceKind,
 };
 use apiserver::{Registry, StatusError};
 use base::task::Tasks;
@@ -19,20 +19,12 @@ use bytes::Bytes;
 use decapod_admission as admission;
 use http::{Request, Response};
 use http_body_util::BodyExt;
-use k8s_openapi::{ClusterResourceScope, Metadata};
+use k8s_openapi::Metadata;
 use machinery::ObjectMeta;
 use pki::{Authority, Profile};
 use serde_json::{Value, json};
 use transport::tls::{ClientCerts, Identity, server_tls};
 use transport::{Incoming, Limits, Listener};
-
-struct Plain;
-
-impl Strategy for Plain {
-    fn name_errors(&self, _: &str) -> Vec<String> {
-        vec![]
-    }
-}
 
 struct NoStream;
 
@@ -50,31 +42,17 @@ impl Connect for NoStream {
 }
 
 pub fn row<T: Metadata<Ty = ObjectMeta> + 'static>() -> Resource {
-    let scope = std::any::TypeId::of::<T::Scope>();
     let attach = Subresource {
         name: "attach",
         kind: Some(SubresourceKind { group: "", version: "v1", kind: "PodAttachOptions" }),
         verbs: &["create", "get"],
         behaviour: Behaviour::Connect(Arc::new(NoStream)),
     };
+    let codec = api::kinds::codec(T::API_VERSION, T::KIND).expect("a known kind");
     Resource {
-        group: T::GROUP.into(),
-        version: T::VERSION.into(),
-        kind: T::KIND.into(),
-        plural: T::URL_PATH_SEGMENT.into(),
-        singular: T::KIND.to_lowercase(),
-        short_names: vec![],
-        categories: vec![],
-        namespaced: scope != std::any::TypeId::of::<ClusterResourceScope>(),
-        verbs: apiserver::resource::ALL_VERBS.to_vec(),
-        storage: Some(T::URL_PATH_SEGMENT.into()),
-        codec: api::kinds::codec(T::API_VERSION, T::KIND).expect("a known kind"),
-        conversion: None,
-        strategy: Arc::new(Plain),
+        settings: Settings { name_errors: |_| vec![], ..Settings::DEFAULT },
         subresources: if T::KIND == "Pod" { vec![attach] } else { vec![] },
-        custom: false,
-        definition: String::new(),
-        schema: None,
+        ..Resource::of::<T>(codec)
     }
 }
 

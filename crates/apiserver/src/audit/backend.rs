@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use base::seldom::Seldom;
+use base::log_limit::LogLimit;
 use base::task::{Stop, Tasks};
 use bytes::Bytes;
 use tokio::sync::mpsc;
@@ -90,7 +90,7 @@ fn append(log: &Log, lines: &[u8]) -> Result<(), String> {
 #[derive(Default)]
 pub(super) struct Lost {
     count: AtomicU64,
-    said: Seldom<()>,
+    said: LogLimit<()>,
 }
 
 impl Lost {

@@ -7,7 +7,7 @@ use http_body_util::{BodyExt, StreamBody};
 use machinery::StatusError;
 use serde_json::{Value, json};
 
-use super::decode::{group_version, package};
+use super::decode::package;
 use super::table::{self, TableOptions};
 use super::{Accept, As, Media, cbor, full, not_acceptable, partial, respond};
 use crate::resource::{Body, Resource};
@@ -70,12 +70,12 @@ fn metadata(list: &List) -> Value {
 }
 
 fn head(row: &Resource, metadata: &Value) -> Vec<u8> {
-    let api_version = group_version(&row.group, &row.version);
+    let api_version = row.api_version();
     let mut out = Vec::with_capacity(1024);
     out.extend_from_slice(
         format!(
             r#"{{"kind":"{}","apiVersion":"{api_version}","metadata":{metadata},"items":["#,
-            row.strategy.list_kind(&row.kind)
+            row.list_kind
         )
         .as_bytes(),
     );

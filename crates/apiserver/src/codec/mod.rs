@@ -63,6 +63,11 @@ fn unsniffed(mut response: Response<Body>) -> Response<Body> {
     response
 }
 
+/// The error for a path without a resource.
+pub(crate) fn no_route() -> StatusError {
+    StatusError::new(Reason::NotFound, "the server could not find the requested resource")
+}
+
 /// Go's answer to a path without a handler.
 pub fn page_not_found() -> Response<Body> {
     plain(StatusCode::NOT_FOUND, "404 page not found\n")

@@ -28,7 +28,7 @@ pub fn object(version: &str, stored: &Stored) -> Vec<u8> {
 /// The metadata of a stored object, without the annotation that only whole objects show.
 pub fn write_object(out: &mut Vec<u8>, version: &str, stored: &Stored) {
     let json = stored.json();
-    match stored.row().strategy.annotation_of_whole_objects() {
+    match stored.row().settings.annotation_of_whole_objects {
         None => write(out, version, metadata(&json)),
         Some(name) => write(out, version, &without(metadata(&json), name)),
     }

@@ -8,7 +8,6 @@ use machinery::protobuf::{Descriptors, Envelope, Error, ListWriter, watch_frame}
 use machinery::status::Reason;
 use serde_json::Value;
 
-use super::decode::group_version;
 use crate::resource::Resource;
 use crate::stored::List;
 
@@ -75,7 +74,7 @@ impl Protobuf {
         list: List,
         metadata: &Value,
     ) -> Result<Vec<u8>, StatusError> {
-        let api_version = group_version(&row.group, &row.version);
+        let api_version = row.api_version();
         let kind = format!("{}List", row.kind);
         let write = || {
             let mut writer = ListWriter::new((self.0)(), &api_version, &kind, metadata)?;

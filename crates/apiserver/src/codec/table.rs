@@ -1,13 +1,13 @@
 //! Tables: objects as rows of printed cells, for `kubectl get`.
 //!
-//! In: stored objects, whose strategy defines columns and cells. Out: a `meta.k8s.io` Table as JSON.
+//! In: stored objects, whose row defines columns and cells. Out: a `meta.k8s.io` Table as JSON.
 
 use machinery::StatusError;
 use serde_json::{Value, json};
 
 use super::partial;
 use crate::query::Query;
-use crate::resource::Resource;
+use crate::resource::{Column, Resource};
 use crate::stored::Stored;
 
 /// The content of a row in addition to its cells.
@@ -68,7 +68,7 @@ pub fn whole(
     if options.no_headers {
         out.extend_from_slice(b"null");
     } else {
-        let columns: Vec<Value> = row.strategy.column_definitions();
+        let columns: Vec<Value> = row.table.columns().iter().map(Column::definition).collect();
         out.extend_from_slice(Value::from(columns).to_string().as_bytes());
     }
     out.extend_from_slice(br#","rows":["#);
@@ -89,10 +89,10 @@ fn write_row(
     options: &TableOptions,
 ) -> Result<(), StatusError> {
     let object = stored.stored_object()?;
-    let cells = stored.row().strategy.cells(&*object);
+    let cells = stored.row().table.cells(&*object);
     out.extend_from_slice(br#"{"cells":"#);
     out.extend_from_slice(Value::from(cells).to_string().as_bytes());
-    let conditions = stored.row().strategy.row_conditions(&*object);
+    let conditions = stored.row().table.row_conditions(&*object);
     if !conditions.is_empty() {
         out.extend_from_slice(br#","conditions":"#);
         out.extend_from_slice(Value::from(conditions).to_string().as_bytes());

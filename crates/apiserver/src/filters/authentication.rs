@@ -3,13 +3,9 @@
 use http::request::Parts;
 use machinery::StatusError;
 
-use crate::authn::LocalIdentity;
+use crate::authn::{ANONYMOUS, LocalIdentity, UNAUTHENTICATED, with_group};
 use crate::request::UserInfo;
 use crate::shared::Shared;
-
-pub const AUTHENTICATED: &str = "system:authenticated";
-pub const UNAUTHENTICATED: &str = "system:unauthenticated";
-pub const ANONYMOUS: &str = "system:anonymous";
 
 pub async fn authenticate(shared: &Shared, parts: &Parts) -> Result<UserInfo, StatusError> {
     // Only this process can set the extension: it is not part of a message.
@@ -45,12 +41,4 @@ fn note(shared: &Shared, parts: &Parts, error: &str) {
         }
         None => tracing::debug!(?remote, path, error, "Unable to authenticate the request"),
     }
-}
-
-/// Adds `system:authenticated` to a known user.
-pub fn with_group(mut user: UserInfo) -> UserInfo {
-    if !user.in_group(AUTHENTICATED) && !user.in_group(UNAUTHENTICATED) && user.name != ANONYMOUS {
-        user.groups.push(AUTHENTICATED.into());
-    }
-    user
 }

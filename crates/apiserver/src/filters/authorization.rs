@@ -5,7 +5,7 @@ use std::sync::Arc;
 use machinery::StatusError;
 
 use crate::audit::Trail;
-use crate::authz::{Attributes, Authorizer, Decision};
+use crate::authz::{Attributes, Decision, decide, forbidden};
 use crate::request::{RequestInfo, UserInfo};
 use crate::resource::Behaviour;
 use crate::shared::Shared;
@@ -53,71 +53,5 @@ async fn also(
         Decision::Deny { reason } | Decision::NoOpinion { reason } => {
             Err(StatusError::forbidden(&info.group, &info.resource, &info.name, reason))
         }
-    }
-}
-
-/// The union of authorizers. Upstream: `union.New`.
-pub async fn decide(authorizers: &[Box<dyn Authorizer>], attributes: &Attributes) -> Decision {
-    let mut reasons = vec![];
-    for authorizer in authorizers {
-        match authorizer.authorize(attributes).await {
-            Decision::NoOpinion { reason } if reason.is_empty() => {}
-            Decision::NoOpinion { reason } => reasons.push(reason),
-            decision => return decision,
-        }
-    }
-    Decision::NoOpinion { reason: reasons.join("\n") }
-}
-
-/// `pods "x" is forbidden: User "jane" cannot get resource "pods" in API group "" in the namespace "a"`
-pub fn forbidden(attributes: &Attributes, reason: &str) -> StatusError {
-    let Attributes { user, request } = attributes;
-    let mut why = if !request.is_resource {
-        format!("User {:?} cannot {} path {:?}", user.name, request.verb, request.path)
-    } else {
-        let resource = match request.subresource.as_str() {
-            "" => request.resource.clone(),
-            subresource => format!("{}/{subresource}", request.resource),
-        };
-        let scope = match request.namespace.as_str() {
-            "" => "at the cluster scope".to_owned(),
-            namespace => format!("in the namespace {namespace:?}"),
-        };
-        format!(
-            "User {:?} cannot {} resource {resource:?} in API group {:?} {scope}",
-            user.name, request.verb, request.group
-        )
-    };
-    if !reason.is_empty() {
-        why = format!("{why}: {reason}");
-    }
-    StatusError::forbidden(&request.group, &request.resource, &request.name, why)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn refusals_read_as_upstreams() {
-        let info = RequestInfo {
-            is_resource: true,
-            verb: "list".into(),
-            resource: "pods".into(),
-            namespace: "default".into(),
-            ..RequestInfo::default()
-        };
-        let attributes = Attributes { user: UserInfo::new("x", &[]), request: info };
-        assert_eq!(
-            forbidden(&attributes, "").message,
-            r#"pods is forbidden: User "x" cannot list resource "pods" in API group "" in the namespace "default""#
-        );
-        let info =
-            RequestInfo { verb: "get".into(), path: "/metrics".into(), ..RequestInfo::default() };
-        let attributes = Attributes { user: UserInfo::new("x", &[]), request: info };
-        assert_eq!(
-            forbidden(&attributes, "").message,
-            r#"forbidden: User "x" cannot get path "/metrics""#
-        );
     }
 }

@@ -5,7 +5,7 @@
 //! Upstream: `k8s.io/apiserver/pkg/endpoints/filters/impersonation`.
 
 mod figures;
-mod modes;
+pub(crate) mod modes;
 mod names;
 
 use std::collections::BTreeMap;
@@ -17,7 +17,8 @@ use http::{HeaderMap, HeaderName};
 use machinery::StatusError;
 use release::features::{self, Feature};
 
-pub(crate) use self::modes::Impersonation;
+use self::modes::AUTHENTICATION;
+
 use crate::audit::Trail;
 use crate::authz::Attributes;
 use crate::request::{RequestInfo, UserInfo, header_text};
@@ -27,7 +28,6 @@ const USER: HeaderName = HeaderName::from_static("impersonate-user");
 const GROUP: HeaderName = HeaderName::from_static("impersonate-group");
 const UID: HeaderName = HeaderName::from_static("impersonate-uid");
 const EXTRA: &str = "impersonate-extra-";
-const AUTHENTICATION: &str = "authentication.k8s.io";
 
 /// Returns the user of the request. The headers are removed, so that a proxied request does not contain
 /// them.

@@ -39,7 +39,7 @@ impl Registry {
         self.chain().admit(&mut attributes).await?;
         self.chain().validate(&attributes).await?;
         let mut object = old.boxed_clone();
-        set_finalizers(&mut *object, options, row.strategy.orphans_by_default());
+        set_finalizers(&mut *object, options, row.settings.orphans_by_default);
         let waits = self.begin(ctx, &mut *object, options);
         if !waits {
             let grace = row.strategy.grace(&*old, options.grace_period_seconds);
@@ -148,7 +148,9 @@ impl Registry {
             return Ok(Attempt::Raced);
         }
         self.note_written(row, answer.revision);
-        row.strategy.release(self, &*object, None).await;
+        if let Some(allocator) = &row.allocator {
+            allocator.release(self, &*object, None).await;
+        }
         Ok(gone(object, answer.revision))
     }
 
@@ -195,7 +197,7 @@ fn check_preconditions(
 ) -> Result<(), StatusError> {
     let row = &ctx.resource;
     let by_storage = row.strategy.grace(old, None) == Grace::Contents;
-    let group = row.strategy.error_group(&row.group);
+    let group = row.settings.error_group.unwrap_or(&row.group);
     let what = if by_storage { &row.plural } else { &row.kind };
     let conflict = |why: String| Err(StatusError::conflict(group, what, old.name(), why));
     if let Some(uid) = options.precondition_uid.as_deref().filter(|uid| *uid != old.uid()) {

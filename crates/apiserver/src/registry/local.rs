@@ -37,7 +37,7 @@ impl Object for Entry {
 
 /// Whether the entries are what the row serves: a row of another version converts them.
 pub fn is_shared(row: &Resource) -> bool {
-    row.storage.is_some() && row.conversion.is_none()
+    row.is_stored() && row.conversion.is_none()
 }
 
 impl Registry {

@@ -14,7 +14,7 @@ use machinery::Object;
 use machinery::patch::apply::managed::group_version_kind;
 use machinery::patch::apply::managers::{Conflict, conflict_message, is_reset, scale};
 use machinery::patch::apply::types::TypeRef;
-use machinery::patch::apply::{ApplyError, Resets, Versions, Write};
+use machinery::patch::apply::{ApplyError, FieldsError, Resets, Versions, Write};
 use machinery::status::Reason;
 use machinery::tree::Tree;
 use serde_json::Value;
@@ -40,7 +40,7 @@ impl Kind<'_> {
     fn row_in(&self, api_version: &str) -> Option<Arc<Resource>> {
         let table = self.registry.resources();
         let same = |row: &&Arc<Resource>| {
-            row.storage == self.row.storage && row.api_version() == api_version
+            row.prefix() == self.row.prefix() && row.api_version() == api_version
         };
         table.iter().find(same).cloned()
     }
@@ -63,11 +63,11 @@ impl Versions for Kind<'_> {
         of.map_or(TypeRef::Deduced, TypeRef::To)
     }
 
-    fn convert(&self, tree: &Value, from: &str, to: &str) -> Result<Option<Value>, String> {
+    fn convert(&self, tree: &Value, from: &str, to: &str) -> Result<Option<Value>, FieldsError> {
         let (Some(from), Some(to)) = (self.row_in(from), self.row_in(to)) else { return Ok(None) };
-        let decoded = from.codec.decode_value(tree.clone()).map_err(|error| error.to_string())?;
-        let stored = to_stored(&from, decoded.object).map_err(|error| error.to_string())?;
-        let shown = to_served(&to, stored).map_err(|error| error.to_string())?;
+        let decoded = from.codec.decode_value(tree.clone()).map_err(unconverted)?;
+        let stored = to_stored(&from, decoded.object).map_err(unconverted)?;
+        let shown = to_served(&to, stored).map_err(unconverted)?;
         Ok(Some(shown.to_value()))
     }
 
@@ -106,12 +106,16 @@ fn to_served(row: &Resource, object: Box<dyn Object>) -> Result<Box<dyn Object>,
     }
 }
 
+fn unconverted(error: impl std::fmt::Display) -> FieldsError {
+    FieldsError::Conversion(error.to_string())
+}
+
 /// An object of the stored version, in the version of the row.
-fn shown(row: &Resource, object: &dyn Object) -> Result<Vec<u8>, String> {
+fn shown(row: &Resource, object: &dyn Object) -> Result<Vec<u8>, FieldsError> {
     match &row.conversion {
         None => Ok(object.encode()),
         Some(_) => {
-            let shown = to_served(row, object.boxed_clone()).map_err(|error| error.to_string())?;
+            let shown = to_served(row, object.boxed_clone()).map_err(unconverted)?;
             Ok(shown.encode())
         }
     }
@@ -197,7 +201,7 @@ impl Registry {
             Ok(applied) => Ok((applied.object, applied.entries)),
             Err(ApplyError::Conflicts(conflicts)) => Err(apply_conflict(&conflicts)),
             Err(ApplyError::Failed(why)) => {
-                Err(StatusError::new(Reason::Unknown, why).without_details())
+                Err(StatusError::new(Reason::Unknown, why.to_string()).without_details())
             }
         }
     }
@@ -232,7 +236,7 @@ fn owned_after(
     old: &dyn Object,
     sent: Option<Vec<ManagedFieldsEntry>>,
     stored: Option<&[ManagedFieldsEntry]>,
-) -> Result<Vec<ManagedFieldsEntry>, String> {
+) -> Result<Vec<ManagedFieldsEntry>, FieldsError> {
     let stored = stored.unwrap_or_default();
     let keeps = match &sent {
         _ if !write.subresource.is_empty() => true,
@@ -252,20 +256,20 @@ fn owned_after(
     write.update(Some((&parsed(&was)?, stored)), &parsed(&is)?, sent.as_deref())
 }
 
-fn parsed(json: &[u8]) -> Result<Tree<'_>, String> {
-    Tree::parse(json).map_err(|error| error.to_string())
+fn parsed(json: &[u8]) -> Result<Tree<'_>, FieldsError> {
+    Tree::parse(json).map_err(unconverted)
 }
 
 /// A write never fails because of ownership: if it cannot be computed, there are no entries.
 fn set(
     object: &mut dyn Object,
     ctx: &RequestContext,
-    entries: Result<Vec<ManagedFieldsEntry>, String>,
+    entries: Result<Vec<ManagedFieldsEntry>, FieldsError>,
 ) {
     let entries = entries.unwrap_or_else(|why| {
         tracing::warn!(
             kind = ctx.resource.kind,
-            why,
+            %why,
             "failed to compute the managed fields of an object"
         );
         vec![]

@@ -28,7 +28,7 @@ pub(super) fn wipe_system_fields(meta: &mut ObjectMeta) {
 
 /// Sets the fields of a new object, whatever its creator wrote.
 pub(super) fn fill_new(row: &Resource, key: &Key, object: &mut dyn Object) {
-    let generation = row.strategy.has_generation().then_some(1);
+    let generation = row.settings.has_generation.then_some(1);
     let meta = object.meta_mut();
     if row.namespaced {
         meta.namespace = Some(key.namespace.clone());
@@ -95,7 +95,7 @@ pub(super) fn check_patched(
     }
     let mut errors = FieldErrors::default();
     // Once for all kinds, and in the kind's own validation.
-    let passes = row.strategy.metadata_rules().update;
+    let passes = row.settings.metadata_rules.update;
     let updates = passes.iter().filter(|pass| **pass == MetadataPass::Update).count();
     for _ in 0..=updates {
         errors.invalid(&Path::new("metadata").child("uid"), uid, "field is immutable");
@@ -138,7 +138,7 @@ pub(super) fn check_preconditions(
     let (meta, before) = (object.meta(), old.meta());
     let name = old.name();
     match named_revision(meta) {
-        None if row.strategy.unconditional_update() => {}
+        None if row.settings.unconditional_update => {}
         None => {
             let mut errors = FieldErrors::default();
             errors.invalid(
@@ -200,7 +200,7 @@ pub(super) fn validate_new(row: &Resource, object: &dyn Object) -> FieldErrors {
         "" => errors.required(&path.child("name"), "name or generateName is required"),
         name => {
             let own = row.strategy.own_name_errors(object, name);
-            for why in row.strategy.name_errors(name).into_iter().chain(own) {
+            for why in (row.settings.name_errors)(name).into_iter().chain(own) {
                 errors.invalid(&path.child("name"), name, &why);
             }
         }
@@ -218,7 +218,7 @@ fn validate_prefix(row: &Resource, object: &dyn Object, path: &Path, errors: &mu
         return;
     }
     let own = row.strategy.own_name_errors(object, prefix);
-    for why in row.strategy.name_errors(&masked(prefix)).into_iter().chain(own) {
+    for why in (row.settings.name_errors)(&masked(prefix)).into_iter().chain(own) {
         errors.invalid(&path.child("generateName"), prefix, &why);
     }
 }
@@ -243,7 +243,7 @@ fn validate_common(row: &Resource, meta: &ObjectMeta, path: &Path, errors: &mut 
 
 /// Finalizers without a domain.
 fn validate_domains(row: &Resource, meta: &ObjectMeta, path: &Path, errors: &mut FieldErrors) {
-    if row.custom || !row.strategy.metadata_rules().needs_domains {
+    if row.custom || !row.settings.metadata_rules.needs_domains {
         return;
     }
     for (index, name) in meta.finalizers.iter().flatten().enumerate() {
@@ -268,12 +268,12 @@ pub(super) fn validate_update(
     validate_owners(meta, &path, &mut errors);
     validate_finalizers(meta, &path, &mut errors);
     validate_change(meta, old.meta(), &path, &mut errors);
-    let rules = row.strategy.metadata_rules();
+    let rules = row.settings.metadata_rules;
     let passes = if subresource.is_empty() { rules.update } else { rules.part };
     for pass in passes {
         match pass {
             MetadataPass::Whole => {
-                validate_prefix(row, meta, &path, &mut errors);
+                validate_prefix(row, object, &path, &mut errors);
                 validate_common(row, meta, &path, &mut errors);
             }
             MetadataPass::Update => {
@@ -457,25 +457,15 @@ pub(super) fn check_new_version(object: &dyn Object) -> Result<(), StatusError> 
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use k8s_openapi::api::core::v1::ConfigMap;
 
     use super::*;
-    use crate::resource::{MetadataRules, Strategy};
-
-    struct With(MetadataRules);
-
-    impl Strategy for With {
-        fn metadata_rules(&self) -> MetadataRules {
-            self.0
-        }
-    }
+    use crate::resource::MetadataRules;
 
     /// L: labels, A: annotations, F: finalizers, d: a finalizer without a domain, N: a new finalizer.
     fn reported(rules: MetadataRules, subresource: &str, deletes: bool) -> String {
         let mut row = crate::testing::row::<ConfigMap>("configmaps", &[], true);
-        row.strategy = Arc::new(With(rules));
+        row.settings.metadata_rules = rules;
         let mut old = ConfigMap::default();
         old.metadata.name = Some("a".into());
         old.metadata.deletion_timestamp = deletes.then(|| Time(base::clock::now_seconds()));

@@ -32,7 +32,7 @@ use crate::admission::{Attributes, Chain, Operation};
 use crate::cacher::{CacheEvent, Cacher, Cursor, Scope};
 use crate::metrics::storage::StorageNumbers;
 use crate::request::{Key, RequestContext, UserInfo};
-use crate::resource::{CreateHandler, Created, Examined, Resource, ResourceTable};
+use crate::resource::{CreateHandler, Created, Examined, Resource, ResourceTable, Storage};
 use crate::schemas::{NoSchemas, SchemaSource};
 pub(crate) use read::parse_version;
 
@@ -244,7 +244,7 @@ impl Registry {
 
     /// Makes later reads of the kind's cache wait for a write of this registry.
     fn note_written(&self, row: &Resource, revision: Revision) {
-        let Some(storage) = &row.storage else { return };
+        let Some(storage) = row.prefix() else { return };
         let cachers = self.0.cachers.lock().expect("no panic under the lock");
         if let Some(cacher) = cachers.get(storage) {
             cacher.note_written(revision);
@@ -300,7 +300,13 @@ impl Registry {
                 errors,
             ));
         }
-        ctx.resource.strategy.review(self, ctx, object).await
+        let row = &ctx.resource;
+        match &row.storage {
+            Storage::Review(reviewer) => reviewer.review(self, ctx, object).await,
+            Storage::Stored(_) | Storage::Computed(_) => {
+                Err(StatusError::method_not_allowed(&row.group, &row.plural, "create"))
+            }
+        }
     }
 
     /// A POST to a subresource of another kind, after admission.
@@ -359,17 +365,17 @@ impl Registry {
 
 /// The key of a row's cache.
 fn cacher_name(row: &Resource) -> Option<String> {
-    let storage = row.storage.clone()?;
+    let storage = row.prefix()?;
     // Versions of a custom kind may have different selectable fields.
-    match row.custom && row.strategy.has_selectable_fields() {
+    match row.custom && !row.fields.names.is_empty() {
         true => Some(format!("{storage}@{}", row.version)),
-        false => Some(storage),
+        false => Some(storage.to_owned()),
     }
 }
 
 /// An object's storage key: `/registry/pods/default/web`.
 pub(crate) fn store_key(row: &Resource, key: &Key) -> String {
-    let storage = row.storage.as_deref().expect("only stored resources have keys");
+    let storage = row.prefix().expect("only stored resources have keys");
     match key.namespace.as_str() {
         "" => format!("/registry/{storage}/{}", key.name),
         namespace => format!("/registry/{storage}/{namespace}/{}", key.name),

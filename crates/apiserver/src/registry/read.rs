@@ -19,7 +19,7 @@ use crate::StatusError;
 use crate::cacher::{CacheEvent, Cacher, Cursor, Entry, Scope, parse_key, storage_prefix};
 use crate::query::parse_unsigned;
 use crate::request::Key;
-use crate::resource::Resource;
+use crate::resource::{Resource, Storage};
 
 /// Interval of a quiet watch's bookmarks. Upstream: about a minute.
 const BOOKMARK_PERIOD: Duration = Duration::from_secs(60);
@@ -87,8 +87,8 @@ impl Registry {
         resource_version: Option<&str>,
     ) -> Result<Stored, StatusError> {
         let wanted = parse_version(resource_version)?;
-        if row.storage.is_none() {
-            let all = row.strategy.computed(self, key).await?;
+        if !row.is_stored() {
+            let all = self.computed(row, key).await?;
             let found = all.into_iter().find(|one| is_at(&**one, key));
             // Upstream's error names the storage key.
             let name = match row.namespaced {
@@ -108,6 +108,17 @@ impl Registry {
         Ok(found)
     }
 
+    async fn computed(
+        &self,
+        row: &Resource,
+        wanted: &Key,
+    ) -> Result<Vec<Box<dyn machinery::Object>>, StatusError> {
+        match &row.storage {
+            Storage::Computed(source) => source.computed(self, wanted).await,
+            Storage::Stored(_) | Storage::Review(_) => Ok(vec![]),
+        }
+    }
+
     pub async fn list(
         &self,
         row: &Arc<Resource>,
@@ -115,8 +126,8 @@ impl Registry {
         options: &ListOptions,
     ) -> Result<List, StatusError> {
         let scope = self.scope(row, namespace, options)?;
-        if row.storage.is_none() {
-            let all = row.strategy.computed(self, &Key::new(namespace, "")).await?;
+        if !row.is_stored() {
+            let all = self.computed(row, &Key::new(namespace, "")).await?;
             let items = all.iter().filter(|one| scope.selects(&***one));
             let items = items.map(|one| computed(row, &**one)).collect();
             let revision = Revision(0);
@@ -205,7 +216,7 @@ impl Registry {
         start: &str,
         since: i64,
     ) -> Result<List, StatusError> {
-        let prefix = storage_prefix(row.storage.as_deref().unwrap_or_default());
+        let prefix = storage_prefix(row.prefix().unwrap_or_default());
         let end = KeyRange::prefix(storage_scope(row, &scope.namespace)).end;
         let mut start = Bytes::from(start.to_owned());
         let mut entries: Vec<Entry> = vec![];
@@ -300,7 +311,7 @@ impl Registry {
             let name = requirement.key.as_str();
             let generic =
                 name == "metadata.name" || (name == "metadata.namespace" && row.namespaced);
-            if !generic && !row.strategy.is_selectable(name) {
+            if !generic && !row.fields.contains(name) {
                 let message = format!(
                     "Unable to find {:?} that match label selector {:?}, field selector {:?}: field label not supported: {name}",
                     format!("{}, Resource={}", group_version(row), row.plural),
@@ -408,7 +419,7 @@ pub(crate) fn parse_version(text: Option<&str>) -> Result<Option<Revision>, Stat
 }
 
 fn storage_scope(row: &Resource, namespace: &str) -> String {
-    let prefix = storage_prefix(row.storage.as_deref().unwrap_or_default());
+    let prefix = storage_prefix(row.prefix().unwrap_or_default());
     if namespace.is_empty() { prefix } else { format!("{prefix}{namespace}/") }
 }
 

@@ -126,12 +126,12 @@ impl Registry {
         self.chain().admit(&mut attributes).await?;
         strategy.default(&mut *object);
         strategy.prepare_create(ctx, &mut *object);
-        strategy.settle(self, ctx, &mut *object, None).await?;
+        self.settle(ctx, &mut *object, None).await?;
         // No strategy has rules about managed fields, which would be half of the tree.
         let owners = object.meta_mut().managed_fields.take();
         let examined = Examined::new(&*object);
         let mut errors = strategy.validate(&examined);
-        errors = match (strategy.metadata_rules(), errors.is_empty()) {
+        errors = match (row.settings.metadata_rules, errors.is_empty()) {
             (MetadataRules { last: true, .. }, false) => errors,
             _ => {
                 let mut all = metadata::validate_new(row, &*object);
@@ -140,7 +140,7 @@ impl Registry {
             }
         };
         if !errors.is_empty() {
-            let group = strategy.error_group(&row.group);
+            let group = row.settings.error_group.unwrap_or(&row.group);
             return Err(StatusError::invalid(group, &row.kind, object.name(), errors));
         }
         strategy.warnings(&examined, None).into_iter().for_each(|text| ctx.warn(text));
@@ -185,16 +185,15 @@ impl Registry {
         object: &mut dyn Object,
         mut before: Option<(&Stored, &mut dyn Object)>,
     ) -> Result<Option<Written>, StatusError> {
-        let strategy = &*ctx.resource.strategy;
         let placed = self.allocate_and_put(ctx, key, object, before.as_mut()).await;
-        if ctx.dry_run {
+        let Some(allocator) = ctx.resource.allocator.as_ref().filter(|_| !ctx.dry_run) else {
             return placed;
-        }
+        };
         match (&placed, before) {
             (Ok(Some(written)), _) if written.outcome == Outcome::Unchanged => {}
-            (Ok(Some(_)), Some((_, old))) => strategy.release(self, old, Some(object)).await,
+            (Ok(Some(_)), Some((_, old))) => allocator.release(self, old, Some(object)).await,
             (Ok(Some(_)), None) => {}
-            (Ok(None) | Err(_), _) => strategy.abandoned(self, object).await,
+            (Ok(None) | Err(_), _) => allocator.abandoned(self, object).await,
         }
         placed
     }
@@ -208,7 +207,9 @@ impl Registry {
     ) -> Result<Option<Written>, StatusError> {
         let row = &ctx.resource;
         let old = before.as_ref().map(|(_, old)| &**old);
-        row.strategy.allocate(self, ctx, object, old).await?;
+        if let Some(allocator) = &row.allocator {
+            allocator.allocate(self, ctx, object, old).await?;
+        }
         let (expected, outcome) = match before {
             None => (Revision(0), Outcome::Created),
             Some((current, old)) => {
@@ -291,6 +292,19 @@ impl Registry {
         Ok(current.is_stale() || self.store().is_stale(&place).await.map_err(store_error)?)
     }
 
+    /// Sets fields that only the registry knows.
+    async fn settle(
+        &self,
+        ctx: &RequestContext,
+        object: &mut dyn Object,
+        old: Option<&dyn Object>,
+    ) -> Result<(), StatusError> {
+        match &ctx.resource.allocator {
+            Some(allocator) => allocator.settle(self, ctx, object, old).await,
+            None => Ok(()),
+        }
+    }
+
     /// Everything between mutating and validating admission.
     async fn prepare_update(
         &self,
@@ -303,7 +317,7 @@ impl Registry {
         strategy.default(object);
         metadata::carry_over(object, old);
         strategy.prepare_update(ctx, object, old);
-        strategy.settle(self, ctx, object, Some(&*old)).await?;
+        self.settle(ctx, object, Some(&*old)).await?;
         // Subresources that change the desired state count, too: ephemeral containers, resize, scale.
         let wish = !matches!(ctx.subresource.as_str(), "status" | "binding");
         if wish && strategy.bumps_generation(object, old) {
@@ -314,7 +328,7 @@ impl Registry {
         let (examined, before) = (Examined::new(object), Examined::new(old));
         errors.append(strategy.validate_update(ctx, &examined, &before));
         if !errors.is_empty() {
-            let group = strategy.error_group(&row.group);
+            let group = row.settings.error_group.unwrap_or(&row.group);
             return Err(StatusError::invalid(group, &row.kind, old.name(), errors));
         }
         strategy.warnings(&examined, Some(&before)).into_iter().for_each(|text| ctx.warn(text));
@@ -332,7 +346,7 @@ impl Registry {
         let row = &ctx.resource;
         let missing = || StatusError::not_found(&row.group, &row.plural, &key.name);
         // Where a write may create, upstream's status does so, too: as a new object, without status.
-        let makes_whole = ctx.subresource == "status" && row.strategy.create_on_update();
+        let makes_whole = ctx.subresource == "status" && row.settings.create_on_update;
         if !ctx.subresource.is_empty() && !makes_whole {
             return Err(missing());
         }
@@ -340,7 +354,7 @@ impl Registry {
         whole.subresource.clear();
         let ctx = &whole;
         let (mut object, new) = match intent {
-            Intent::Update { object } if row.strategy.create_on_update() => {
+            Intent::Update { object } if row.settings.create_on_update => {
                 (object.boxed_clone(), New::Put)
             }
             Intent::Patch { kind: PatchKind::Apply { force }, body } => {
@@ -596,7 +610,7 @@ impl Registry {
                 self.current(row, key).await?.map_or(Revision(0), |stored| stored.revision());
             return Ok((there == expected).then(|| Stored::new(row.clone(), shown, expected)));
         }
-        let lease = match row.strategy.ttl_seconds(object) {
+        let lease = match (row.settings.ttl_seconds)() {
             Some(seconds) => self.lease(seconds).await?,
             None => 0,
         };
@@ -742,7 +756,7 @@ mod tests {
     use super::*;
     use crate::admission::Chain;
     use crate::registry::DeleteOptions;
-    use crate::resource::{ResourceTable, Strategy};
+    use crate::resource::{Allocator, ResourceTable};
 
     /// Counts allocations and releases; objects called "none" get nothing.
     #[derive(Clone, Default)]
@@ -760,9 +774,15 @@ mod tests {
     }
 
     #[async_trait::async_trait]
-    impl Strategy for Counting {
-        fn unconditional_update(&self) -> bool {
-            true
+    impl Allocator for Counting {
+        async fn settle(
+            &self,
+            _: &Registry,
+            _: &RequestContext,
+            _: &mut dyn Object,
+            _: Option<&dyn Object>,
+        ) -> Result<(), StatusError> {
+            Ok(())
         }
 
         async fn allocate(
@@ -831,7 +851,7 @@ mod tests {
     async fn allocations_are_released_when_no_longer_needed_and_not_before() {
         let counting = <Counting as Default>::default();
         let mut row = crate::testing::row::<ConfigMap>("configmaps", &[], true);
-        row.strategy = Arc::new(counting.clone());
+        row.allocator = Some(Arc::new(counting.clone()));
         let table = ResourceTable::new([row]);
         let store = store::Sim::open();
         let registry = Registry::new(store, table, Chain::default(), Tasks::new("test"));

@@ -53,7 +53,7 @@ impl Call {
         );
         let is_answer = match row.subresource(&info.subresource) {
             Some(sub) => matches!(sub.behaviour, Behaviour::Create(_)),
-            None => row.storage.is_none() && info.verb == "create",
+            None => !row.is_stored() && info.verb == "create",
         };
         let offer = match is_list && info.verb != "deletecollection" {
             true => Offer::List,

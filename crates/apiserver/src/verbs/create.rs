@@ -22,7 +22,7 @@ pub async fn create(mut call: Call, body: Body) -> Result<Response<Body>, Status
     let mut object = decode(&bytes, format, &call.wanted(), &call.ctx)?;
     call.place(&mut *object)?;
     call.note_object(&*object, &*call.row.codec);
-    if call.row.storage.is_none() {
+    if !call.row.is_stored() {
         let answer = call.registry().review(&call.ctx, object).await?;
         return Ok(created(&call, &*call.row.codec, answer));
     }

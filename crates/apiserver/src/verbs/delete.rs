@@ -51,7 +51,7 @@ pub async fn delete(mut call: Call, body: Body) -> Result<Response<Body>, Status
     let waits = options.orphan_dependents == Some(false);
     let written = call.registry().write(&call.ctx, &call.key(), Intent::Delete { options }).await?;
     let is_gone = written.outcome == Outcome::Deleted;
-    if is_gone && !call.row.strategy.returns_deleted_object() {
+    if is_gone && !call.row.settings.returns_deleted_object {
         let status = success(&call, &written.object)?;
         return Ok(codec::json(&call.accept, StatusCode::OK, status.to_string().into()));
     }
@@ -120,7 +120,7 @@ async fn read(call: &mut Call, body: Body) -> Result<DeleteOptions, StatusError>
     call.ctx.dry_run = !dry_run.is_empty();
     if given.propagation_policy.is_none()
         && given.orphan_dependents.is_none()
-        && let Some(text) = call.row.strategy.delete_warning()
+        && let Some(text) = call.row.settings.delete_warning
     {
         call.ctx.warn(text);
     }

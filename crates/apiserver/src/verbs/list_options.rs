@@ -149,13 +149,12 @@ fn check_watch(options: &ListOptions, errors: &mut FieldErrors) {
 }
 
 fn check_fields(row: &Resource, fields: &Selector) -> Result<(), StatusError> {
-    let strategy = &row.strategy;
     for requirement in &fields.requirements {
         let name = requirement.key.as_str();
-        if matches!(name, "metadata.name" | "metadata.namespace") || strategy.is_selectable(name) {
+        if matches!(name, "metadata.name" | "metadata.namespace") || row.fields.contains(name) {
             continue;
         }
-        return Err(StatusError::bad_request(strategy.unknown_field(name)));
+        return Err(StatusError::bad_request(row.fields.unknown(name)));
     }
     Ok(())
 }

@@ -70,14 +70,14 @@ pub(crate) async fn dispatch(
     let table = shared.registry.resources();
     let Some(row) = table.get(&info.group, &info.version, &info.resource).cloned() else {
         let is_served = table.iter().any(|row| row.group == info.group && !row.custom);
-        return if is_served { Err(no_route()) } else { Ok(codec::page_not_found()) };
+        return if is_served { Err(codec::no_route()) } else { Ok(codec::page_not_found()) };
     };
     let handler = route(&row, info, &parts.method)?;
     let call = Call::new(shared, info, user, row, table, parts)?;
     let (accept, ctx) = (call.accept, call.ctx.clone());
     let trail = Trail::of(&call.parts).cloned();
-    if let Some(text) = ctx.resource.deprecation() {
-        ctx.warn(text);
+    if let Some(text) = &ctx.resource.deprecation {
+        ctx.warn(&**text);
         ctx.annotate("k8s.io/deprecated", "true");
     }
     let outcome = match handler {
@@ -103,18 +103,18 @@ enum Route {
 fn route(row: &Resource, info: &RequestInfo, method: &Method) -> Result<Route, StatusError> {
     let is_namespace = info.group.is_empty() && info.resource == "namespaces";
     if !info.namespace.is_empty() && !row.namespaced && !is_namespace {
-        return Err(no_route());
+        return Err(codec::no_route());
     }
     // Legacy paths: none has a proxy any more, and a watch is always read.
     if info.verb == "proxy" {
-        return Err(no_route());
+        return Err(codec::no_route());
     }
     if info.verb == "watch" && *method != Method::GET {
         return Err(no_method());
     }
     let by_verb = VERBS.iter().find(|(verb, _)| *verb == info.verb);
     if !info.subresource.is_empty() {
-        let subresource = row.subresource(&info.subresource).ok_or_else(no_route)?;
+        let subresource = row.subresource(&info.subresource).ok_or_else(codec::no_route)?;
         if subresource.name == "proxy" {
             // The target of the proxy decides about methods.
             return Ok(Route::Subresource);
@@ -132,7 +132,7 @@ fn route(row: &Resource, info: &RequestInfo, method: &Method) -> Result<Route, S
     let everywhere = row.namespaced && info.namespace.is_empty();
     // Kinds that are only created have no path without a namespace.
     if everywhere && ((!on_collection && !info.name.is_empty()) || !row.allows("list")) {
-        return Err(no_route());
+        return Err(codec::no_route());
     }
     let has_place = match info.verb.as_str() {
         "list" | "watch" => true,
@@ -146,10 +146,6 @@ fn route(row: &Resource, info: &RequestInfo, method: &Method) -> Result<Route, S
         }
         _ => Err(no_method()),
     }
-}
-
-pub(crate) fn no_route() -> StatusError {
-    StatusError::new(Reason::NotFound, "the server could not find the requested resource")
 }
 
 pub(crate) fn no_method() -> StatusError {

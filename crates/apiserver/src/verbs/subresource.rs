@@ -32,7 +32,7 @@ pub async fn serve(call: Call, body: Body) -> Result<Response<Body>, StatusError
 }
 
 fn of<'a>(row: &'a Arc<Resource>, call: &Call) -> Result<&'a Subresource, StatusError> {
-    row.subresource(&call.info.subresource).ok_or_else(super::no_route)
+    row.subresource(&call.info.subresource).ok_or_else(crate::codec::no_route)
 }
 
 /// The kind of a subresource: its own, or the parent's.

@@ -12,46 +12,35 @@ use apiserver::admission::Chain;
 use apiserver::authz::{Attributes, Authorizer, Decision};
 use apiserver::registry::{Intent, Modify};
 use apiserver::request::{Key, RequestInfo, UserInfo};
-use apiserver::resource::{CreateHandler, Created, Resource, ResourceTable, Strategy};
+use apiserver::resource::{
+    CreateHandler, Created, FieldValues, Resource, ResourceTable, SelectableFields, Settings,
+};
 use base::task::Tasks;
 use decapod_auth as auth;
+use k8s_openapi::Metadata;
 use k8s_openapi::api::authentication::v1::TokenRequest;
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, Pod, Secret, ServiceAccount};
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding};
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use k8s_openapi::api::storage::v1::VolumeAttachment;
-use k8s_openapi::{ClusterResourceScope, Metadata};
 use machinery::object::Typed;
 use machinery::{Object, ObjectMeta};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
 
-struct Plain;
-
-impl Strategy for Plain {
-    fn name_errors(&self, _: &str) -> Vec<String> {
-        vec![]
-    }
-}
-
-/// Gives pods their node as a field, which the authorizer uses.
-struct OfPods;
-
-impl Strategy for OfPods {
-    fn name_errors(&self, _: &str) -> Vec<String> {
-        vec![]
-    }
-
-    fn selectable_names(&self) -> &'static [&'static str] {
-        &["spec.nodeName"]
-    }
-
-    fn selectable_fields(&self, object: &dyn Object) -> Vec<(&'static str, String)> {
+/// Pods with their node as a field, which the authorizer uses.
+fn pods() -> Resource {
+    let read = |object: &dyn Object| {
         let spec = object.expect::<Pod>().spec.as_ref();
-        let node = spec.and_then(|spec| spec.node_name.clone());
-        vec![("spec.nodeName", node.unwrap_or_default())]
-    }
+        vec![spec.and_then(|spec| spec.node_name.clone()).unwrap_or_default()]
+    };
+    let fields = SelectableFields {
+        names: vec!["spec.nodeName".into()],
+        values: FieldValues::OfObject(Arc::new(read)),
+        unknown: None,
+    };
+    Resource { fields, ..row::<Pod>() }
 }
 
 fn row<T>() -> Resource
@@ -59,26 +48,8 @@ where
     T: Metadata<Ty = ObjectMeta> + Serialize + DeserializeOwned + Default + Clone,
     T: Send + Sync + 'static,
 {
-    let scope = std::any::TypeId::of::<T::Scope>();
-    Resource {
-        group: T::GROUP.into(),
-        version: T::VERSION.into(),
-        kind: T::KIND.into(),
-        plural: T::URL_PATH_SEGMENT.into(),
-        singular: T::KIND.to_lowercase(),
-        short_names: vec![],
-        categories: vec![],
-        namespaced: scope != std::any::TypeId::of::<ClusterResourceScope>(),
-        verbs: apiserver::resource::ALL_VERBS.to_vec(),
-        storage: Some(T::URL_PATH_SEGMENT.into()),
-        codec: Arc::new(Typed::<T>::new()),
-        conversion: None,
-        strategy: Arc::new(Plain),
-        subresources: vec![],
-        custom: false,
-        definition: String::new(),
-        schema: None,
-    }
+    let settings = Settings { name_errors: |_| vec![], ..Settings::DEFAULT };
+    Resource { settings, ..Resource::of::<T>(Arc::new(Typed::<T>::new())) }
 }
 
 struct World {
@@ -93,7 +64,7 @@ impl World {
             row::<ClusterRoleBinding>(),
             row::<Role>(),
             row::<RoleBinding>(),
-            Resource { strategy: Arc::new(OfPods), ..row::<Pod>() },
+            pods(),
             row::<Node>(),
             row::<PersistentVolume>(),
             row::<ResourceSlice>(),

@@ -1,7 +1,7 @@
-//! A cluster of one member from what is left: after the loss of the majority, or from a snapshot.
+//! A cluster of one member from the remaining data: after the loss of the majority, or from a snapshot.
 //!
 //! In: this server's member, or a snapshot. Out: a member that is the whole cluster; the other servers join
-//! anew. Invariants: the old data directory is renamed, never deleted. No other member of the old cluster
+//! again. Invariants: the old data directory is renamed, never deleted. No other member of the old cluster
 //! runs meanwhile: two clusters of the same members would take each other's messages.
 
 use std::path::Path;

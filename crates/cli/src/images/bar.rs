@@ -48,7 +48,7 @@ fn draw(progress: &Progress, ended: &mpsc::Receiver<()>, is_terminal: bool, to: 
     while ended.recv_timeout(period) == Err(RecvTimeoutError::Timeout) {
         let Some(step) = progress.now() else { continue };
         let text = text(&step);
-        // Whoever closed standard error does not want to see it.
+        // A closed standard error needs no progress.
         let _ = if is_terminal {
             write!(to, "{CLEAR}{text}").and_then(|()| to.flush())
         } else {

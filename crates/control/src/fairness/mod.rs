@@ -30,7 +30,7 @@ use machinery::{Object, ObjectMeta, StatusError};
 use serde_json::json;
 use tokio::time::Instant;
 
-/// Who owns the fields of the bootstrap objects, and who those of the conditions.
+/// The field managers of the bootstrap objects and of the conditions.
 const PRODUCER: &str = "api-priority-and-fairness-config-producer-v1";
 const CONSUMER: &str = "api-priority-and-fairness-config-consumer-v1";
 /// How long a changed bootstrap object stays changed.
@@ -60,7 +60,7 @@ pub fn start(registry: &Registry, fairness: Option<&Fairness>, tasks: &Tasks) {
 struct Consumer {
     registry: Registry,
     fairness: Option<Fairness>,
-    /// What the server goes by.
+    /// The objects that the server uses.
     config: Config,
     /// When changed bootstrap objects are changed back.
     mend_at: Option<Instant>,
@@ -72,7 +72,7 @@ impl Consumer {
             let mut schemas = self.registry.follow::<FlowSchema>().await.1;
             let mut levels = self.registry.follow::<PriorityLevelConfiguration>().await.1;
             while let Ok(()) = self.step(&mut schemas, &mut levels).await {}
-            // Too slow for history, or the store is away: begin anew.
+            // Too slow for the history, or the store is unavailable: start again.
             tokio::time::sleep(RETRY_DELAY).await;
         }
     }
@@ -82,7 +82,7 @@ impl Consumer {
         let retry = match self.sync().await {
             Ok(()) => None,
             Err(error) => {
-                tracing::warn!(%error, "priority and fairness is not up to date");
+                tracing::warn!(%error, "failed to update priority and fairness");
                 Some(Instant::now() + RETRY_DELAY)
             }
         };
@@ -192,7 +192,7 @@ where
     registry.cached::<T>("").await
 }
 
-/// What the two kinds differ in.
+/// The difference of the two kinds.
 trait Kind: Object + k8s_openapi::Metadata<Ty = ObjectMeta> + Clone {
     fn bootstrap() -> Vec<Self>;
     fn is_same(wanted: &Self, there: &Self) -> bool;
@@ -232,7 +232,7 @@ impl Kind for PriorityLevelConfiguration {
     }
 }
 
-/// What is to be done about one object.
+/// The action for one object.
 #[derive(Debug, PartialEq)]
 enum Mend<T> {
     Create(T),
@@ -260,7 +260,7 @@ fn plan<T: Kind>(present: &[T]) -> Vec<Mend<T>> {
             plan.push(Mend::Create(wanted));
             continue;
         };
-        // Without a word about it, one that nobody has changed since its creation is ours.
+        // Without the annotation, an object that was never changed is managed by the server.
         let unchanged = there.meta().generation == Some(1);
         let said = auto_update(there);
         let is_ours = objects::is_mandatory(wanted.name()) || said.unwrap_or(unchanged);
@@ -273,7 +273,7 @@ fn plan<T: Kind>(present: &[T]) -> Vec<Mend<T>> {
     plan
 }
 
-/// What the annotation says, if it says anything.
+/// The value of the annotation, if it is set.
 fn auto_update(object: &impl Object) -> Option<bool> {
     let annotations = object.meta().annotations.as_ref();
     match annotations.and_then(|all| all.get(objects::AUTO_UPDATE))?.as_str() {
@@ -313,7 +313,7 @@ async fn mend<T: Kind>(registry: &Registry, one: Mend<T>) -> Result<(), StatusEr
         Mend::Delete(name) => (name, Intent::Delete { options: DeleteOptions::default() }),
     };
     match registry.write(&ctx, &Key::new("", name), intent).await {
-        // Somebody was faster: the next look tells.
+        // Another server was faster: the next round reads the result.
         Err(error) if error.is(Reason::AlreadyExists) || error.is(Reason::NotFound) => Ok(()),
         outcome => outcome.map(|_| ()),
     }

@@ -128,7 +128,7 @@ async fn objects_configure_the_server() {
     };
     let node = UserInfo::new("system:node:n", &["system:nodes", "system:authenticated"]);
     until(async || fairness.classify(&info, &node).schema_uid() == uid).await;
-    // A schema without its level serves nobody, and says so.
+    // A schema without its level serves no request, and its condition says so.
     change_schema(&registry, "system-nodes", |schema| {
         let spec = schema.spec.as_mut().expect("a spec");
         spec.priority_level_configuration.name = "nowhere".into();

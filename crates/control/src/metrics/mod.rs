@@ -3,7 +3,7 @@
 //! In: kubelets' `/metrics/resource`. Out: NodeMetrics and PodMetrics, for `kubectl top` and the
 //! HorizontalPodAutoscaler with nothing installed.
 //!
-//! Nothing is stored, and nothing is scraped while nobody asks: a question asks the kubelets unless
+//! Nothing is stored, and nothing is scraped without a request: a request asks the kubelets unless
 //! the last answers are fresh, and a first question asks twice, as a rate needs two samples. There
 //! is no APIService for these rows: one that a user's own metrics-server brings takes the version
 //! over, and gives it back when it is deleted.
@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use apiserver::Registry;
 use apiserver::request::Key;
-use apiserver::resource::{Column, Doc, Strategy};
+use apiserver::resource::{Column, Computed, Doc, TableConvertor};
 use async_trait::async_trait;
 use futures::{StreamExt, stream};
 use jiff::Timestamp;
@@ -45,11 +45,12 @@ const AT_ONCE: usize = 64;
 pub(crate) fn rows(kubelets: &Arc<Kubelets>) -> [Row; 2] {
     let collector =
         Arc::new(Collector { kubelets: kubelets.clone(), nodes: Mutex::new(HashMap::new()) });
-    let nodes = NodeStrategy(collector.clone());
-    let pods = PodStrategy(collector);
+    let nodes = Arc::new(NodeMetrics(collector.clone()));
+    let pods = Arc::new(PodMetrics(collector));
     [
-        Row::untyped((GROUP, VERSION, "NodeMetrics"), "nodes", false, nodes).computed(),
-        Row::untyped((GROUP, VERSION, "PodMetrics"), "pods", true, pods).computed(),
+        Row::computed((GROUP, VERSION, "NodeMetrics"), "nodes", nodes.clone(), nodes)
+            .cluster_scoped(),
+        Row::computed((GROUP, VERSION, "PodMetrics"), "pods", pods.clone(), pods),
     ]
 }
 
@@ -85,8 +86,8 @@ impl Collector {
                 let sample = Sample::parse(&text, now_ms());
                 self.of(node, |history| history.push(sample));
             }
-            Ok(Err(error)) => tracing::debug!(node, %error, "no metrics of a node"),
-            Err(_) => tracing::debug!(node, "no metrics of a node in time"),
+            Ok(Err(error)) => tracing::debug!(node, %error, "failed to read the node's metrics"),
+            Err(_) => tracing::debug!(node, "failed to read the node's metrics in time"),
         }
     }
 
@@ -105,10 +106,10 @@ fn now_ms() -> i64 {
     base::clock::now().as_millisecond()
 }
 
-struct NodeStrategy(Arc<Collector>);
+struct NodeMetrics(Arc<Collector>);
 
 #[async_trait]
-impl Strategy for NodeStrategy {
+impl Computed for NodeMetrics {
     async fn computed(
         &self,
         registry: &Registry,
@@ -131,7 +132,9 @@ impl Strategy for NodeStrategy {
         };
         Ok(nodes.iter().filter_map(usage).collect())
     }
+}
 
+impl TableConvertor for NodeMetrics {
     fn columns(&self) -> Vec<Column> {
         columns()
     }
@@ -142,10 +145,10 @@ impl Strategy for NodeStrategy {
     }
 }
 
-struct PodStrategy(Arc<Collector>);
+struct PodMetrics(Arc<Collector>);
 
 #[async_trait]
-impl Strategy for PodStrategy {
+impl Computed for PodMetrics {
     async fn computed(
         &self,
         registry: &Registry,
@@ -163,7 +166,9 @@ impl Strategy for PodStrategy {
         self.0.refresh(registry, &nodes).await;
         Ok(pods.iter().filter_map(|pod| self.of(pod)).collect())
     }
+}
 
+impl TableConvertor for PodMetrics {
     fn columns(&self) -> Vec<Column> {
         columns()
     }
@@ -175,7 +180,7 @@ impl Strategy for PodStrategy {
     }
 }
 
-impl PodStrategy {
+impl PodMetrics {
     fn of(&self, pod: &Pod) -> Option<Box<dyn Object>> {
         self.0.of(&node_of(pod)?, |history| {
             let containers = history.pod(pod.namespace(), pod.name())?;

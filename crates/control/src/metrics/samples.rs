@@ -1,4 +1,4 @@
-//! From a kubelet's `/metrics/resource` to what is used: two samples make a rate.
+//! Computes usage from a kubelet's `/metrics/resource`: two samples make a rate.
 //!
 //! In: Prometheus text. Out: [`Sample`]s, and from a [`History`] of them [`Usage`]. Pure.
 //! Upstream: metrics-server's `pkg/scraper/client/resource`, `pkg/storage`.
@@ -27,7 +27,7 @@ pub struct Reading {
 /// Readings of a pod's containers by name.
 pub type PodReading = BTreeMap<String, Reading>;
 
-/// What one scrape of a node tells.
+/// The values of one scrape of a node.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Sample {
     pub node: Reading,
@@ -35,7 +35,7 @@ pub struct Sample {
     pub pods: HashMap<(String, String), PodReading>,
 }
 
-/// What is used, over a window that ends at `at_ms`.
+/// The usage over a window that ends at `at_ms`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Usage {
     pub at_ms: i64,
@@ -159,7 +159,7 @@ impl History {
         between(Some(&first.node), &last.node)
     }
 
-    /// What each container of a pod uses; nothing, unless it is known of all that run.
+    /// The usage of each container of a pod; `None` unless all running containers have samples.
     pub fn pod(&self, namespace: &str, name: &str) -> Option<BTreeMap<&str, Usage>> {
         let key = (namespace.to_owned(), name.to_owned());
         let (first, last) = self.pair()?;
@@ -225,7 +225,7 @@ mod tests {
         // The window is the one that is asked for, where there is a choice.
         let many = [(100, 0.0, 1.0), (105, 0.0, 1.0), (110, 0.0, 1.0), (120, 0.0, 2.5)];
         check(&many, Some((15_000, 100_000_000)));
-        // What was long ago says nothing about now.
+        // An old sample says nothing about the current usage.
         check(&[(100, 0.0, 1.0), (1000, 0.0, 6.0)], None);
         // A container that restarted, or is new, is measured from its start, not at once.
         check(&[(100, 0.0, 9.0), (115, 101.0, 7.0)], Some((14_000, 500_000_000)));

@@ -1,7 +1,7 @@
 //! Links of HTML pages, made to lead through the proxy.
 //!
 //! In: a body of HTML. Out: the same with those attributes changed that hold URLs of the page's own
-//! server. Everything else passes as it is, byte for byte, as soon as no tag is open.
+//! server. All other bytes pass unchanged as soon as no tag is open.
 //! Upstream: `k8s.io/apimachinery/pkg/util/proxy.Transport`.
 //!
 //! Invariant: at most [`LONGEST_TAG`] bytes are held back. A longer tag passes unchanged.
@@ -42,16 +42,16 @@ const ATTRIBUTES: &[(&str, &[&str])] = &[
     ("video", &["poster", "src"]),
 ];
 
-/// Where links lead to.
+/// The base of rewritten links.
 pub(super) struct Links {
-    /// What the proxy's own path is: `/api/v1/namespaces/NS/pods/NAME/proxy`.
+    /// The proxy's own path: `/api/v1/namespaces/NS/pods/NAME/proxy`.
     pub prefix: String,
     /// Names of the page's server.
     pub hosts: Vec<String>,
 }
 
 impl Links {
-    /// The URL through the proxy; `None`: it stays as it is.
+    /// The URL through the proxy; `None`: it stays unchanged.
     pub fn rewrite(&self, url: &str) -> Option<String> {
         let path = self.own_path(url)?;
         if !path.starts_with('/') || path.starts_with("//") {
@@ -194,7 +194,7 @@ impl Rewriter {
     }
 }
 
-/// Where a tag's `>` is, outside of quotes.
+/// The position of a tag's `>` outside of quotes.
 fn tag_end(tag: &[u8]) -> Option<usize> {
     let mut quote = None;
     let mut before = b' ';
@@ -218,7 +218,7 @@ fn tag_name(tag: &[u8]) -> String {
     name.map(|byte| byte.to_ascii_lowercase() as char).collect()
 }
 
-/// Writes a tag; values of `attributes` that are rewritten are quoted anew.
+/// Writes a tag; changed values of `attributes` are quoted again.
 fn write_tag(out: &mut Vec<u8>, tag: &[u8], attributes: &[&str], links: &Links) {
     let mut at = 0;
     while let Some((name, value, end)) = next_attribute(tag, at) {

@@ -32,7 +32,7 @@ use transport::{Host, HostPort, is_global_unicast};
 
 use crate::kubelets::Kubelets;
 
-/// Whose address is asked for.
+/// The object whose address is needed.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Of {
     Pod,
@@ -257,7 +257,7 @@ async fn service(registry: &Registry, key: &Key) -> Result<Location, StatusError
     Err(none())
 }
 
-/// Begins anywhere: requests spread over what there is.
+/// Starts at a random endpoint, so that requests spread over all.
 fn shuffled<T>(mut all: Vec<T>) -> Vec<T> {
     if !all.is_empty() {
         let start = base::rng::below(all.len() as u64) as usize;
@@ -285,7 +285,7 @@ async fn of_subset(
     Ok(None)
 }
 
-/// Only pods are proxied to: whoever writes Endpoints does not choose where the server connects.
+/// The server only connects to pods: a writer of Endpoints cannot choose another address.
 async fn ip_of_pod(
     registry: &Registry,
     key: &Key,

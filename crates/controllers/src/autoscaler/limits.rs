@@ -73,7 +73,7 @@ fn ago(now: Timestamp, seconds: i32) -> Timestamp {
 }
 
 impl History {
-    /// The first look takes what is there for a recommendation: a restart does not scale down.
+    /// The first reconcile takes the current replicas as a recommendation, so a restart does not scale down.
     pub fn begin(&mut self, current: i32, now: Timestamp) {
         if self.recommendations.is_empty() {
             self.recommendations.push((current, now));

@@ -25,7 +25,7 @@ use super::replicas::{PodMetric, PodMetrics};
 use super::target;
 
 const CUSTOM: &str = "custom.metrics.k8s.io";
-/// Of custom metrics that do not say theirs.
+/// The window of custom metrics that do not set one.
 const DEFAULT_WINDOW: Duration = Duration::from_secs(60);
 
 /// The values of one metric. `pods` selects the target's pods, as in its scale.

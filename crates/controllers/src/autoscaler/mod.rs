@@ -76,7 +76,7 @@ struct Controller {
 #[derive(Clone)]
 struct Memory {
     history: History,
-    /// Which pods it scales, as far as it is known: two autoscalers must not fight over them.
+    /// The selector of the pods that it scales, if it is known: two autoscalers must not scale the same pods.
     selector: Selector,
 }
 
@@ -91,7 +91,7 @@ fn down_window(settings: &Autoscaling) -> i32 {
     i32::try_from(settings.downscale_stabilization.as_secs()).unwrap_or(i32::MAX)
 }
 
-/// A target as it is.
+/// The current scale of a target.
 struct Found {
     gvr: Gvr,
     scale: Scale,

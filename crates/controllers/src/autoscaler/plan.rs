@@ -36,7 +36,7 @@ pub enum Values {
 /// Each metric of the spec: its values, or why there are none.
 pub type Fetched = Vec<Result<Values, String>>;
 
-pub type Told = (EventType, &'static str, String);
+pub type NewEvent = (EventType, &'static str, String);
 
 /// What the number of pods says before any metric is asked.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -104,10 +104,10 @@ pub fn note_zero(
     draft.condition(SCALED_TO_ZERO, is_zero, reason, message);
 }
 
-/// A status in the making, and what people are told.
+/// The new status, and its events.
 pub struct Draft {
     pub status: HorizontalPodAutoscalerStatus,
-    pub events: Vec<Told>,
+    pub events: Vec<NewEvent>,
     now: Timestamp,
 }
 
@@ -158,7 +158,7 @@ impl Draft {
     }
 }
 
-/// What is known when metrics decide.
+/// The input of the decision by metrics.
 #[derive(Clone, Copy)]
 pub struct Observed<'a> {
     pub autoscaler: &'a HorizontalPodAutoscaler,
@@ -243,7 +243,7 @@ fn of_all(
         best.as_ref().is_none_or(|(count, _)| *count < observed.current)
     };
     match first {
-        // What is not known might want more: no scaling down by halves.
+        // An unknown metric might need more replicas: no scaling down while one is unknown.
         Some(trouble) if failed >= specs.len() || lowers(&best) => {
             let cause = trouble.cause;
             let message = format!("the HPA was unable to compute the replica count: {cause}");
@@ -264,7 +264,7 @@ fn of_all(
 
 struct Wanted {
     replicas: i32,
-    /// As people are told of it.
+    /// The name of the metric in conditions and events.
     name: String,
     status: MetricStatus,
 }

@@ -46,7 +46,7 @@ pub struct Proposal {
     pub replicas: i32,
     /// The average, in thousandths.
     pub usage: i64,
-    /// In percent of what is requested.
+    /// In percent of the requests.
     pub utilization: Option<i32>,
 }
 

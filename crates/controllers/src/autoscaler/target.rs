@@ -6,7 +6,7 @@
 use client::{Client, ErrorExt, Gvr};
 use serde::Deserialize;
 
-/// What nearly all autoscalers scale: nobody has to be asked for these.
+/// The usual targets, which need no discovery.
 const KNOWN: [(&str, &str, &str); 4] = [
     ("apps", "Deployment", "deployments"),
     ("apps", "StatefulSet", "statefulsets"),

@@ -1,4 +1,4 @@
-//! Targets, metrics and what is decided of them.
+//! Targets, metrics and the decisions.
 
 use k8s_openapi::serde_json::{Value, from_value, json};
 
@@ -147,7 +147,7 @@ fn what_cannot_be_measured_makes_nothing_smaller() {
     let half = json!([cpu(50), external(json!({"type": "Value", "value": "2"}))]);
     let why = format!("invalid metrics (1 invalid out of 2), {tail}");
     let event = "FailedGetExternalMetric";
-    // Up with what is known, down with everything only.
+    // Up with the known metrics, down only with all of them.
     let up = vec![of_pods(&[800, 800, 800]), Err(bad.into())];
     check(half.clone(), up, (Some(5), &why, FINE, event));
     let down = vec![of_pods(&[100, 100, 100]), Err(bad.into())];

@@ -94,7 +94,7 @@ fn is_host(address: IpAddr) -> bool {
     !(is_link_local || address.is_loopback() || address.is_unspecified() || address.is_multicast())
 }
 
-/// What an administrator noted.
+/// The addresses that an administrator noted.
 fn approved(node: &Node) -> impl Iterator<Item = IpAddr> + '_ {
     let annotations = node.metadata.annotations.as_ref();
     let text = annotations.and_then(|all| all.get(SERVING_ADDRESSES)).map_or("", String::as_str);

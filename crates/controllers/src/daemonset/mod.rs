@@ -52,7 +52,7 @@ pub const DESCRIPTOR: &dyn Row = &Descriptor::<Controller> {
 /// At once. Upstream: `BurstReplicas`.
 const BURST: usize = 250;
 
-/// What decides whether a node gets a pod.
+/// The fields of a node that decide whether it gets a pod.
 struct Place(Arc<Node>);
 
 impl Projection<Node> for Place {

@@ -27,7 +27,7 @@ pub struct Observed<'a> {
     pub set: &'a DaemonSet,
     pub pods: &'a [Arc<Facts>],
     pub nodes: &'a [Arc<Node>],
-    /// Of the current template.
+    /// The hash of the current template.
     pub hash: &'a str,
     pub now: Timestamp,
 }
@@ -289,7 +289,7 @@ fn status(observed: &Observed, fitting: &Fitting, by_node: &ByNode) -> NewStatus
             continue;
         }
         status.desired_number_scheduled += 1;
-        // Of several pods the one that serves best counts.
+        // If a node has several pods, the best one counts.
         let mut best = here.iter().collect::<Vec<_>>();
         best.sort_by_key(|pod| (!pod.is_ready(), pod.created));
         let Some(pod) = best.first() else {

@@ -4,12 +4,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use k8s_openapi::api::apps::v1::{ControllerRevision, DaemonSet};
-use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
-use machinery::ObjectMeta;
-use serde_json::{Value, json};
 
-use crate::deployment::template_hash;
-use crate::owner;
+use crate::revision;
 
 pub use crate::pod::REVISION as HASH;
 const KEPT: i32 = 10;
@@ -29,7 +25,8 @@ pub fn plan(
     known: &[Arc<ControllerRevision>],
     in_use: &BTreeSet<&str>,
 ) -> RevisionPlan {
-    let data = data_of(set);
+    let template = set.spec.as_ref().map(|spec| &spec.template);
+    let data = revision::data_of(template);
     let highest = known.iter().map(|one| one.revision).max().unwrap_or(0);
     let current = known.iter().find(|one| one.data.as_ref().map(|data| &data.0) == Some(&data));
     let mut plan = RevisionPlan::default();
@@ -43,7 +40,8 @@ pub fn plan(
             }
         }
         None => {
-            let made = new_revision(set, data, highest + 1);
+            let collisions = set.status.as_ref().and_then(|status| status.collision_count);
+            let made = revision::new(set, template, HASH, (data, highest + 1), collisions);
             plan.hash = hash_of(&made);
             plan.create = Some(made);
         }
@@ -70,33 +68,4 @@ fn hash_of(revision: &ControllerRevision) -> String {
         .and_then(|labels| labels.get(HASH))
         .cloned()
         .unwrap_or_default()
-}
-
-/// What `kubectl rollout undo` patches a DaemonSet with.
-fn data_of(set: &DaemonSet) -> Value {
-    let template = set.spec.as_ref().map(|spec| &spec.template);
-    let mut template = serde_json::to_value(template).expect("API structs have string keys");
-    template["$patch"] = "replace".into();
-    json!({"spec": {"template": template}})
-}
-
-fn new_revision(set: &DaemonSet, data: Value, revision: i64) -> ControllerRevision {
-    let template = set.spec.as_ref().map(|spec| spec.template.clone()).unwrap_or_default();
-    let collisions = set.status.as_ref().and_then(|status| status.collision_count);
-    let hash = template_hash(&template, collisions);
-    let mut labels =
-        template.metadata.as_ref().and_then(|meta| meta.labels.clone()).unwrap_or_default();
-    labels.insert(HASH.into(), hash.clone());
-    ControllerRevision {
-        metadata: ObjectMeta {
-            name: Some(format!("{}-{hash}", set.metadata.name.as_deref().unwrap_or_default())),
-            namespace: set.metadata.namespace.clone(),
-            labels: Some(labels),
-            annotations: set.metadata.annotations.clone(),
-            owner_references: Some(vec![owner::reference(set)]),
-            ..Default::default()
-        },
-        data: Some(RawExtension(data)),
-        revision,
-    }
 }

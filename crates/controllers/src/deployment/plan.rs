@@ -1,4 +1,4 @@
-//! What one pass over a Deployment does. Pure: `plan(observed) → actions`.
+//! The actions of one pass over a Deployment. Pure: `plan(observed) → actions`.
 //!
 //! A pass makes one move: it creates or scales the new ReplicaSet, or scales old ones down; the
 //! events of that move bring the next pass. The status is computed from the ReplicaSets as they
@@ -35,7 +35,7 @@ const OWN_ANNOTATIONS: [&str; 6] = [
 pub struct Observed {
     pub deployment: Deployment,
     pub sets: Vec<ReplicaSet>,
-    /// Of all the sets.
+    /// The sum over all ReplicaSets.
     pub pods: Vec<Arc<Pod>>,
     pub now: Timestamp,
 }
@@ -55,7 +55,7 @@ pub struct Plan {
     pub recheck: Option<Duration>,
 }
 
-/// The state of a pass: what is, with the actions so far applied.
+/// The state of a pass: the observed objects with the actions so far.
 pub struct Pass {
     pub deployment: Deployment,
     pub new: Option<ReplicaSet>,

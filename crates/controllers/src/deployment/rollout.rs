@@ -162,7 +162,7 @@ fn scale_in_proportion(pass: &mut Pass) {
         added += share;
         sizes.push(replicas(set) + share);
     }
-    // What rounding leaves over goes to the largest.
+    // The remainder of rounding goes to the largest ReplicaSet.
     if let Some(first) = sizes.first_mut() {
         *first = (*first + to_add - added).max(0);
     }

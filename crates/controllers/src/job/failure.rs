@@ -1,4 +1,4 @@
-//! What a pod's end means: failed or not, counted or not, and how long to wait after it. Pure.
+//! The meaning of a pod's end: failed or not, counted or not, and the backoff after it. Pure.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ pub const IGNORED: &str = "batch.kubernetes.io/job-index-ignored-failure-count";
 const BACKOFF: Duration = Duration::from_secs(10);
 const MAX_BACKOFF: Duration = Duration::from_secs(600);
 
-/// What a rule of the pod failure policy says about a failed pod.
+/// The action of the pod failure policy for a failed pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Verdict {
     pub ignored: bool,
@@ -199,7 +199,7 @@ impl Backoff {
         delay.saturating_sub(Duration::try_from(now.duration_since(last)).unwrap_or_default())
     }
 
-    /// Of one index, whose last failed pod is known.
+    /// The backoff of one index, whose last failed pod is known.
     pub fn of_index(last: Option<&Pod>) -> Self {
         last.map_or_else(Self::default, |pod| Self {
             failures: all_failures(pod) + 1,
@@ -208,7 +208,7 @@ impl Backoff {
     }
 }
 
-/// When the pod ended, by what is known best.
+/// When the pod ended, from the best known source.
 pub fn finished_at(pod: &Pod) -> Timestamp {
     let status = pod.status.as_ref();
     let ends = |one: &ContainerStatus| {

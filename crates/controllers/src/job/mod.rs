@@ -66,7 +66,7 @@ pub const DESCRIPTOR: &dyn Row = &Descriptor::<Controller> {
 const BATCH: Duration = Duration::from_millis(100);
 const CONTROLLER: &str = "kubernetes.io/job-controller";
 const INDEX_ENV: &str = "JOB_COMPLETION_INDEX";
-/// Of a generated name without its random end.
+/// The maximum length of a generated name without its random end.
 const MAX_PREFIX: usize = 58;
 
 struct Controller {
@@ -79,22 +79,22 @@ struct Controller {
     /// Pods whose Job is gone or done, but which have its finalizer.
     orphans: WorkQueue<ObjectKey>,
     expectations: Expectations,
-    /// Guards what is remembered of each Job; held for a lookup.
+    /// Guards the state of each Job; held for a lookup.
     memory: Mutex<HashMap<ObjectKey, Memory>>,
 }
 
-/// What the caches do not show (yet).
+/// The state that the caches do not show (yet).
 #[derive(Clone, Default)]
 struct Memory {
     uid: String,
     /// Uids of pods whose finalizers were removed.
     removed: BTreeSet<String>,
     backoff: Backoff,
-    /// Of our last write.
+    /// The resourceVersion of this controller's last write.
     version: u64,
 }
 
-/// What a Job must know of each of its pods, of which there may be thousands that have ended.
+/// The view of a Job's pod. A Job may have thousands of ended pods.
 struct Brief(Arc<Pod>);
 
 impl Projection<Pod> for Brief {
@@ -127,7 +127,7 @@ impl Projection<Pod> for Brief {
     }
 }
 
-/// What a Job may adopt. Pure.
+/// The pods that a Job may adopt. Pure.
 fn selector_of(job: &Job) -> Selector {
     let selector = job.spec.as_ref().and_then(|spec| spec.selector.as_ref());
     let parsed = selector.and_then(|one| Selector::from_api(Some(one)).ok());
@@ -311,7 +311,7 @@ impl Controller {
         }
     }
 
-    /// What is remembered of this Job, and not of an earlier one of its name.
+    /// The state of this Job, not that of an earlier Job with the same name.
     fn recall(&self, key: &ObjectKey, job: &Job) -> Memory {
         let uid = job.metadata.uid.clone().unwrap_or_default();
         let mut all = self.memory();

@@ -1,4 +1,4 @@
-//! What a Job needs next. Pure.
+//! The next actions of a Job. Pure.
 //!
 //! ```text
 //! evaluate(observed) → Evaluation { step, … }     counts, end conditions, pods to make or remove
@@ -57,7 +57,7 @@ pub enum Step {
     Wait(Duration),
 }
 
-/// What came of a step.
+/// The result of a step.
 #[derive(Debug, Default)]
 pub struct Acted {
     pub created: i32,

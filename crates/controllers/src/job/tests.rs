@@ -1,4 +1,4 @@
-//! Jobs in steps: what is made and removed, what is counted, how they end.
+//! Jobs in steps: created and removed pods, counters, and how Jobs end.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

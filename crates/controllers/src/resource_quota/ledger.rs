@@ -1,4 +1,4 @@
-//! What the objects of a namespace use of one quota: a sum, and each object's part in it.
+//! The usage of one quota by the objects of a namespace: the sum, and each object's part.
 //!
 //! In: the parts of objects, as they change. Out: the sums. A change costs the names of one part, however many
 //! objects there are.
@@ -27,7 +27,7 @@ pub enum Subject {
     DeviceClaim(ObjectKey),
 }
 
-/// What a change did to the sums.
+/// The effect of a change on the sums.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Effect {
     #[default]
@@ -71,7 +71,7 @@ impl Ledger {
         self.newer.is_none()
     }
 
-    /// What was read of the namespace.
+    /// The part of the namespace that was read.
     pub fn fill(&mut self, read: impl IntoIterator<Item = (Subject, Amounts)>) {
         let newer = self.newer.take().unwrap_or_default();
         for (subject, part) in read {

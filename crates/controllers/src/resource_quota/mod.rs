@@ -121,7 +121,7 @@ impl Counter {
 }
 
 type Scopes = [ScopedResourceSelectorRequirement];
-/// What an object uses.
+/// The usage of an object.
 type Part = (Subject, Amounts);
 
 fn part_of_pod(pod: &Pod, scopes: &Scopes, now: Timestamp) -> Amounts {
@@ -208,7 +208,7 @@ impl Controller {
                 Effect::None
             });
         }
-        // What a claim for devices uses depends on what its pod uses already.
+        // The usage of a ResourceClaim depends on its pod's usage.
         for claim in self.device_claims.by_owner(pod.metadata.uid.as_deref().unwrap_or_default()) {
             self.put_device_claim(&claim);
         }
@@ -221,7 +221,7 @@ impl Controller {
         } else {
             self.put_device_claim(claim);
         }
-        // Of several claims of one pod the oldest is the one that the pod is counted for.
+        // If a pod has several claims, it is counted for the oldest one.
         let owner = quota::extended_owner(claim).map(|(_, uid)| uid.to_owned());
         for sibling in owner.iter().flat_map(|uid| self.device_claims.by_owner(uid)) {
             self.put_device_claim(&sibling);
@@ -260,7 +260,7 @@ impl Controller {
         quota::DeviceClasses::new(all.iter().map(|class| &**class))
     }
 
-    /// What claims for devices use depends on the classes.
+    /// The usage of ResourceClaims depends on the DeviceClasses.
     fn read_device_claims_again(&self) {
         let mut again = vec![];
         self.ledgers().retain(|key, ledger| {
@@ -377,7 +377,7 @@ impl Controller {
             }
         }
         let mut table = self.due();
-        // What was given back while it was counted is counted again.
+        // Objects that were deleted during the count are counted again.
         if lowers && table.get(key).copied() == due {
             table.insert(key.clone(), start + RESYNC);
         }
@@ -444,7 +444,7 @@ fn others(quota: &ResourceQuota) -> Vec<String> {
     hard(quota).into_keys().filter(|name| !is_typed(name)).collect()
 }
 
-/// The status to write, if it is another. Pure. Without `lowers` only more is told than there is.
+/// The status to write, if it changes. Pure. Without `lowers`, amounts only increase.
 fn plan(
     quota: &ResourceQuota,
     mut used: Amounts,

@@ -1,4 +1,4 @@
-//! What a StatefulSet does next. Pure.
+//! The next actions of a StatefulSet. Pure.
 //!
 //! In order of ordinals: failed pods go, missing ones are made, identities are mended; then pods
 //! beyond the scale go, last first; then pods of old revisions, last first. With the policy
@@ -375,7 +375,7 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// Of the revision that belongs at this place.
+    /// A pod of the revision that this ordinal should have.
     fn new_pod(&self, ordinal: i32) -> Pod {
         let observed = self.observed;
         let strategy = observed.spec.update_strategy.as_ref();

@@ -8,16 +8,12 @@ use std::sync::Arc;
 use client::ObjectKey;
 use k8s_openapi::api::apps::v1::{ControllerRevision, StatefulSet};
 use k8s_openapi::api::core::v1::PodTemplateSpec;
-use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
-use machinery::ObjectMeta;
-use serde_json::{Value, json};
 
-use crate::deployment::template_hash;
-use crate::owner;
+use crate::revision;
 
 const HASH: &str = "controller.kubernetes.io/hash";
 
-/// A name and the template it stands for.
+/// The name of a revision and its template.
 #[derive(Clone, Debug)]
 pub struct Revision {
     pub name: String,
@@ -34,7 +30,7 @@ impl Revision {
     }
 }
 
-/// What becomes of the history.
+/// The change of the history.
 pub enum Change {
     /// The newest is the current template's.
     None(Arc<ControllerRevision>),
@@ -44,7 +40,8 @@ pub enum Change {
 }
 
 pub fn change(set: &StatefulSet, sorted: &[Arc<ControllerRevision>], collisions: i32) -> Change {
-    let data = data_of(set);
+    let template = set.spec.as_ref().map(|spec| &spec.template);
+    let data = revision::data_of(template);
     let same =
         |one: &&Arc<ControllerRevision>| one.data.as_ref().map(|data| &data.0) == Some(&data);
     let next = sorted.last().map_or(1, |newest| newest.revision + 1);
@@ -57,7 +54,10 @@ pub fn change(set: &StatefulSet, sorted: &[Arc<ControllerRevision>], collisions:
             newest.revision = next;
             Change::Renumber(newest)
         }
-        (None, _) => Change::Create(new_revision(set, data, next, collisions)),
+        (None, _) => {
+            let collisions = Some(collisions).filter(|count| *count > 0);
+            Change::Create(revision::new(set, template, HASH, (data, next), collisions))
+        }
     }
 }
 
@@ -81,36 +81,4 @@ pub fn surplus(
     let old: Vec<_> = sorted.iter().filter(is_old).collect();
     let count = old.len().saturating_sub(usize::try_from(limit).unwrap_or(usize::MAX));
     old.into_iter().take(count).map(|one| ObjectKey::of(&one.metadata)).collect()
-}
-
-/// What `kubectl rollout undo` patches a StatefulSet with.
-fn data_of(set: &StatefulSet) -> Value {
-    let template = set.spec.as_ref().map(|spec| &spec.template);
-    let mut template = serde_json::to_value(template).expect("API structs have string keys");
-    template["$patch"] = "replace".into();
-    json!({"spec": {"template": template}})
-}
-
-fn new_revision(
-    set: &StatefulSet,
-    data: Value,
-    revision: i64,
-    collisions: i32,
-) -> ControllerRevision {
-    let template = set.spec.as_ref().map(|spec| spec.template.clone()).unwrap_or_default();
-    let hash = template_hash(&template, Some(collisions).filter(|count| *count > 0));
-    let mut labels = template.metadata.and_then(|meta| meta.labels).unwrap_or_default();
-    labels.insert(HASH.into(), hash.clone());
-    ControllerRevision {
-        metadata: ObjectMeta {
-            name: Some(format!("{}-{hash}", set.metadata.name.as_deref().unwrap_or_default())),
-            namespace: set.metadata.namespace.clone(),
-            labels: Some(labels),
-            annotations: set.metadata.annotations.clone(),
-            owner_references: Some(vec![owner::reference(set)]),
-            ..ObjectMeta::default()
-        },
-        data: Some(RawExtension(data)),
-        revision,
-    }
 }

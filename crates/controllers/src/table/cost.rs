@@ -1,4 +1,4 @@
-//! What a change of one object costs all controllers together, in decoded objects.
+//! The cost of one change for all controllers together, in decoded objects.
 //!
 //! Invariant: it does not grow with the number of objects. There are more of them than informers keep decoded, so
 //! that a list of a kind or of a namespace shows up as that many decodes.

@@ -1,4 +1,4 @@
-//! Attaches volumes to the nodes of their pods, and detaches them when nobody there needs them.
+//! Attaches volumes to the nodes of their pods, and detaches them when no pod of the node needs them.
 //!
 //! In: pods with nodes, their claims and volumes, drivers, what nodes say is in use. Out:
 //! VolumeAttachments, which the drivers' attachers act on, and `status.volumesAttached` of nodes,
@@ -140,7 +140,7 @@ struct Present {
     is_going: bool,
 }
 
-/// What a node looks like.
+/// The observed state of a node.
 struct Observed<'a> {
     name: &'a str,
     wanted: BTreeSet<Wanted>,
@@ -183,7 +183,7 @@ fn plan(observed: &Observed<'_>) -> Plan {
             attached.insert(unique, path);
         }
     }
-    // What others attached is not ours to take away.
+    // Attachments of other components are not removed.
     let others =
         observed.attached.iter().filter(|(name, _)| !name.starts_with("kubernetes.io/csi/"));
     attached.extend(others.map(|(name, path)| (name.clone(), path.clone())));

@@ -82,7 +82,7 @@ struct Controller {
     pending: Pending,
 }
 
-/// What decides whether a volume serves a claim; without its source.
+/// The fields of a volume that decide whether it fits a claim; without its source.
 struct Shape(Arc<PersistentVolume>);
 
 impl Projection<PersistentVolume> for Shape {
@@ -224,7 +224,7 @@ impl Controller {
         }
     }
 
-    /// What may serve a claim: the volume that it names, or those reserved for it and the free ones of its
+    /// The candidates for a claim: the volume that it names, or those reserved for it and the free ones of its
     /// class.
     fn candidates(
         &self,
@@ -307,7 +307,7 @@ impl Controller {
         }
     }
 
-    /// The volume first: whoever writes its reference has it.
+    /// The volume comes first: the first writer of its claimRef gets it.
     async fn bind(
         &self,
         api: &Api<PersistentVolumeClaim>,

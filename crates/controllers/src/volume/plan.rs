@@ -1,4 +1,4 @@
-//! What happens to a claim, and what to a volume. Pure.
+//! The next step of a claim and of a volume. Pure.
 //!
 //! ```text
 //! claim:  Pending ── volume found, or made ──► Bound ── volume lost ──► Lost
@@ -35,7 +35,7 @@ pub enum Step {
     TakeClass(String),
     /// Both sides refer to each other afterwards.
     Bind(Arc<PersistentVolume>),
-    /// Somebody else has to make a volume.
+    /// An external provisioner has to create the volume.
     Provision {
         class: Arc<StorageClass>,
         node: Option<String>,
@@ -210,12 +210,12 @@ pub fn bound_status(
     (status != known).then_some(status)
 }
 
-/// What becomes of a volume.
+/// The next step of a volume.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Fate {
     /// Its phase, and why.
     Phase(&'static str),
-    /// Nobody claims it any more, and its policy is to go.
+    /// Its claim is gone, and its reclaim policy is Delete.
     Delete,
 }
 

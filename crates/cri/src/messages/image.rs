@@ -1,123 +1,77 @@
 //! Images: names, credentials, disk usage.
 
-use std::collections::BTreeMap;
-
 use super::*;
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct ImageSpec {
-    #[prost(string, tag = "1")]
-    pub image: String,
-    #[prost(btree_map = "string, string", tag = "2")]
-    pub annotations: BTreeMap<String, String>,
-    #[prost(string, tag = "18")]
-    pub user_specified_image: String,
-    #[prost(string, tag = "19")]
-    pub runtime_handler: String,
-    #[prost(string, tag = "20")]
-    pub image_ref: String,
-}
+base::messages! {
+    message ImageSpec {
+        string image = 1;
+        map<string, string> annotations = 2;
+        string user_specified_image = 18;
+        string runtime_handler = 19;
+        string image_ref = 20;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct ImageFilter {
-    #[prost(message, optional, tag = "1")]
-    pub image: Option<ImageSpec>,
-}
+    message ImageFilter {
+        ImageSpec image = 1;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct ListImagesRequest {
-    #[prost(message, optional, tag = "1")]
-    pub filter: Option<ImageFilter>,
-}
+    message ListImagesRequest {
+        ImageFilter filter = 1;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct Image {
-    #[prost(string, tag = "1")]
-    pub id: String,
-    #[prost(string, repeated, tag = "2")]
-    pub repo_tags: Vec<String>,
-    #[prost(string, repeated, tag = "3")]
-    pub repo_digests: Vec<String>,
-    #[prost(uint64, tag = "4")]
-    pub size: u64,
-    #[prost(message, optional, tag = "5")]
-    pub uid: Option<Int64Value>,
-    #[prost(string, tag = "6")]
-    pub username: String,
-    #[prost(message, optional, tag = "7")]
-    pub spec: Option<ImageSpec>,
-    #[prost(bool, tag = "8")]
-    pub pinned: bool,
-}
+    message Image {
+        string id = 1;
+        repeated string repo_tags = 2;
+        repeated string repo_digests = 3;
+        uint64 size = 4;
+        Int64Value uid = 5;
+        string username = 6;
+        ImageSpec spec = 7;
+        bool pinned = 8;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct ListImagesResponse {
-    #[prost(message, repeated, tag = "1")]
-    pub images: Vec<Image>,
-}
+    message ListImagesResponse {
+        repeated Image images = 1;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct ImageStatusRequest {
-    #[prost(message, optional, tag = "1")]
-    pub image: Option<ImageSpec>,
-    #[prost(bool, tag = "2")]
-    pub verbose: bool,
-}
+    message ImageStatusRequest {
+        ImageSpec image = 1;
+        bool verbose = 2;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct ImageStatusResponse {
-    #[prost(message, optional, tag = "1")]
-    pub image: Option<Image>,
-    #[prost(btree_map = "string, string", tag = "2")]
-    pub info: BTreeMap<String, String>,
-}
+    message ImageStatusResponse {
+        Image image = 1;
+        map<string, string> info = 2;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-#[prost(skip_debug)]
-pub struct AuthConfig {
-    #[prost(string, tag = "1")]
-    pub username: String,
-    #[prost(string, tag = "2")]
-    pub password: String,
-    #[prost(string, tag = "3")]
-    pub auth: String,
-    #[prost(string, tag = "4")]
-    pub server_address: String,
-    #[prost(string, tag = "5")]
-    pub identity_token: String,
-    #[prost(string, tag = "6")]
-    pub registry_token: String,
-}
+    #[prost(skip_debug)]
+    message AuthConfig {
+        string username = 1;
+        string password = 2;
+        string auth = 3;
+        string server_address = 4;
+        string identity_token = 5;
+        string registry_token = 6;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct PullImageRequest {
-    #[prost(message, optional, tag = "1")]
-    pub image: Option<ImageSpec>,
-    #[prost(message, optional, tag = "2")]
-    pub auth: Option<AuthConfig>,
-    #[prost(message, optional, tag = "3")]
-    pub sandbox_config: Option<PodSandboxConfig>,
-}
+    message PullImageRequest {
+        ImageSpec image = 1;
+        AuthConfig auth = 2;
+        PodSandboxConfig sandbox_config = 3;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct PullImageResponse {
-    #[prost(string, tag = "1")]
-    pub image_ref: String,
-}
+    message PullImageResponse {
+        string image_ref = 1;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct RemoveImageRequest {
-    #[prost(message, optional, tag = "1")]
-    pub image: Option<ImageSpec>,
-}
+    message RemoveImageRequest {
+        ImageSpec image = 1;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct ImageFsInfoRequest {}
+    message ImageFsInfoRequest {}
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct ImageFsInfoResponse {
-    #[prost(message, repeated, tag = "1")]
-    pub image_filesystems: Vec<FilesystemUsage>,
-    #[prost(message, repeated, tag = "2")]
-    pub container_filesystems: Vec<FilesystemUsage>,
+    message ImageFsInfoResponse {
+        repeated FilesystemUsage image_filesystems = 1;
+        repeated FilesystemUsage container_filesystems = 2;
+    }
 }

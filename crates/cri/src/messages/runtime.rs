@@ -1,149 +1,89 @@
 //! The runtime itself: version, conditions, features, events.
 
-use std::collections::BTreeMap;
-
 use super::*;
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct VersionRequest {
-    #[prost(string, tag = "1")]
-    pub version: String,
-}
+base::messages! {
+    message VersionRequest {
+        string version = 1;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct VersionResponse {
-    #[prost(string, tag = "1")]
-    pub version: String,
-    #[prost(string, tag = "2")]
-    pub runtime_name: String,
-    #[prost(string, tag = "3")]
-    pub runtime_version: String,
-    #[prost(string, tag = "4")]
-    pub runtime_api_version: String,
-}
+    message VersionResponse {
+        string version = 1;
+        string runtime_name = 2;
+        string runtime_version = 3;
+        string runtime_api_version = 4;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct NetworkConfig {
-    #[prost(string, tag = "1")]
-    pub pod_cidr: String,
-}
+    message NetworkConfig {
+        string pod_cidr = 1;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct RuntimeConfig {
-    #[prost(message, optional, tag = "1")]
-    pub network_config: Option<NetworkConfig>,
-}
+    message RuntimeConfig {
+        NetworkConfig network_config = 1;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct UpdateRuntimeConfigRequest {
-    #[prost(message, optional, tag = "1")]
-    pub runtime_config: Option<RuntimeConfig>,
-}
+    message UpdateRuntimeConfigRequest {
+        RuntimeConfig runtime_config = 1;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct RuntimeCondition {
-    #[prost(string, tag = "1")]
-    pub r#type: String,
-    #[prost(bool, tag = "2")]
-    pub status: bool,
-    #[prost(string, tag = "3")]
-    pub reason: String,
-    #[prost(string, tag = "4")]
-    pub message: String,
-}
+    message RuntimeCondition {
+        string r#type = 1;
+        bool status = 2;
+        string reason = 3;
+        string message = 4;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct RuntimeStatus {
-    #[prost(message, repeated, tag = "1")]
-    pub conditions: Vec<RuntimeCondition>,
-}
+    message RuntimeStatus {
+        repeated RuntimeCondition conditions = 1;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct StatusRequest {
-    #[prost(bool, tag = "1")]
-    pub verbose: bool,
-}
+    message StatusRequest {
+        bool verbose = 1;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct RuntimeHandlerFeatures {
-    #[prost(bool, tag = "1")]
-    pub recursive_read_only_mounts: bool,
-    #[prost(bool, tag = "2")]
-    pub user_namespaces: bool,
-}
+    message RuntimeHandlerFeatures {
+        bool recursive_read_only_mounts = 1;
+        bool user_namespaces = 2;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct RuntimeHandler {
-    #[prost(string, tag = "1")]
-    pub name: String,
-    #[prost(message, optional, tag = "2")]
-    pub features: Option<RuntimeHandlerFeatures>,
-}
+    message RuntimeHandler {
+        string name = 1;
+        RuntimeHandlerFeatures features = 2;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct RuntimeFeatures {
-    #[prost(bool, tag = "1")]
-    pub supplemental_groups_policy: bool,
-    #[prost(bool, tag = "2")]
-    pub user_namespaces_host_network: bool,
-}
+    message RuntimeFeatures {
+        bool supplemental_groups_policy = 1;
+        bool user_namespaces_host_network = 2;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct StatusResponse {
-    #[prost(message, optional, tag = "1")]
-    pub status: Option<RuntimeStatus>,
-    #[prost(btree_map = "string, string", tag = "2")]
-    pub info: BTreeMap<String, String>,
-    #[prost(message, repeated, tag = "3")]
-    pub runtime_handlers: Vec<RuntimeHandler>,
-    #[prost(message, optional, tag = "4")]
-    pub features: Option<RuntimeFeatures>,
-}
+    message StatusResponse {
+        RuntimeStatus status = 1;
+        map<string, string> info = 2;
+        repeated RuntimeHandler runtime_handlers = 3;
+        RuntimeFeatures features = 4;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct GetEventsRequest {}
+    message GetEventsRequest {}
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct ContainerEventResponse {
-    #[prost(string, tag = "1")]
-    pub container_id: String,
-    #[prost(enumeration = "ContainerEventType", tag = "2")]
-    pub container_event_type: i32,
-    #[prost(int64, tag = "3")]
-    pub created_at: i64,
-    #[prost(message, optional, tag = "4")]
-    pub pod_sandbox_status: Option<PodSandboxStatus>,
-    #[prost(message, repeated, tag = "5")]
-    pub containers_statuses: Vec<ContainerStatus>,
-}
+    message ContainerEventResponse {
+        string container_id = 1;
+        enum ContainerEventType container_event_type = 2;
+        int64 created_at = 3;
+        PodSandboxStatus pod_sandbox_status = 4;
+        repeated ContainerStatus containers_statuses = 5;
+    }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
-#[repr(i32)]
-pub enum ContainerEventType {
-    Created = 0,
-    Started = 1,
-    Stopped = 2,
-    Deleted = 3,
-}
+    enum ContainerEventType { Created = 0; Started = 1; Stopped = 2; Deleted = 3; }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct RuntimeConfigRequest {}
+    message RuntimeConfigRequest {}
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct RuntimeConfigResponse {
-    #[prost(message, optional, tag = "1")]
-    pub linux: Option<LinuxRuntimeConfiguration>,
-}
+    message RuntimeConfigResponse {
+        LinuxRuntimeConfiguration linux = 1;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct LinuxRuntimeConfiguration {
-    #[prost(enumeration = "CgroupDriver", tag = "1")]
-    pub cgroup_driver: i32,
-}
+    message LinuxRuntimeConfiguration {
+        enum CgroupDriver cgroup_driver = 1;
+    }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
-#[repr(i32)]
-pub enum CgroupDriver {
-    Systemd = 0,
-    Cgroupfs = 1,
+    enum CgroupDriver { Systemd = 0; Cgroupfs = 1; }
 }

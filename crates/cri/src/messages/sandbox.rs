@@ -1,372 +1,211 @@
 //! Pod sandboxes: isolation, names and addresses.
 
-use std::collections::BTreeMap;
-
 use super::*;
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct DNSConfig {
-    #[prost(string, repeated, tag = "1")]
-    pub servers: Vec<String>,
-    #[prost(string, repeated, tag = "2")]
-    pub searches: Vec<String>,
-    #[prost(string, repeated, tag = "3")]
-    pub options: Vec<String>,
-}
+base::messages! {
+    message DNSConfig {
+        repeated string servers = 1;
+        repeated string searches = 2;
+        repeated string options = 3;
+    }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
-#[repr(i32)]
-pub enum Protocol {
-    Tcp = 0,
-    Udp = 1,
-    Sctp = 2,
-}
+    enum Protocol { Tcp = 0; Udp = 1; Sctp = 2; }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct PortMapping {
-    #[prost(enumeration = "Protocol", tag = "1")]
-    pub protocol: i32,
-    #[prost(int32, tag = "2")]
-    pub container_port: i32,
-    #[prost(int32, tag = "3")]
-    pub host_port: i32,
-    #[prost(string, tag = "4")]
-    pub host_ip: String,
-}
+    message PortMapping {
+        enum Protocol protocol = 1;
+        int32 container_port = 2;
+        int32 host_port = 3;
+        string host_ip = 4;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct IDMapping {
-    #[prost(uint32, tag = "1")]
-    pub host_id: u32,
-    #[prost(uint32, tag = "2")]
-    pub container_id: u32,
-    #[prost(uint32, tag = "3")]
-    pub length: u32,
-}
+    message IDMapping {
+        uint32 host_id = 1;
+        uint32 container_id = 2;
+        uint32 length = 3;
+    }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
-#[repr(i32)]
-pub enum NamespaceMode {
-    Pod = 0,
-    Container = 1,
-    Node = 2,
-    Target = 3,
-}
+    enum NamespaceMode { Pod = 0; Container = 1; Node = 2; Target = 3; }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct UserNamespace {
-    #[prost(enumeration = "NamespaceMode", tag = "1")]
-    pub mode: i32,
-    #[prost(message, repeated, tag = "2")]
-    pub uids: Vec<IDMapping>,
-    #[prost(message, repeated, tag = "3")]
-    pub gids: Vec<IDMapping>,
-}
+    message UserNamespace {
+        enum NamespaceMode mode = 1;
+        repeated IDMapping uids = 2;
+        repeated IDMapping gids = 3;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct NamespaceOption {
-    #[prost(enumeration = "NamespaceMode", tag = "1")]
-    pub network: i32,
-    #[prost(enumeration = "NamespaceMode", tag = "2")]
-    pub pid: i32,
-    #[prost(enumeration = "NamespaceMode", tag = "3")]
-    pub ipc: i32,
-    #[prost(string, tag = "4")]
-    pub target_id: String,
-    #[prost(message, optional, tag = "5")]
-    pub userns_options: Option<UserNamespace>,
-}
+    message NamespaceOption {
+        enum NamespaceMode network = 1;
+        enum NamespaceMode pid = 2;
+        enum NamespaceMode ipc = 3;
+        string target_id = 4;
+        UserNamespace userns_options = 5;
+    }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
-#[repr(i32)]
-pub enum SupplementalGroupsPolicy {
-    Merge = 0,
-    Strict = 1,
-}
+    enum SupplementalGroupsPolicy { Merge = 0; Strict = 1; }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct Int64Value {
-    #[prost(int64, tag = "1")]
-    pub value: i64,
-}
+    message Int64Value {
+        int64 value = 1;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct LinuxSandboxSecurityContext {
-    #[prost(message, optional, tag = "1")]
-    pub namespace_options: Option<NamespaceOption>,
-    #[prost(message, optional, tag = "2")]
-    pub selinux_options: Option<SELinuxOption>,
-    #[prost(message, optional, tag = "3")]
-    pub run_as_user: Option<Int64Value>,
-    #[prost(message, optional, tag = "8")]
-    pub run_as_group: Option<Int64Value>,
-    #[prost(bool, tag = "4")]
-    pub readonly_rootfs: bool,
-    #[prost(int64, repeated, tag = "5")]
-    pub supplemental_groups: Vec<i64>,
-    #[prost(enumeration = "SupplementalGroupsPolicy", tag = "11")]
-    pub supplemental_groups_policy: i32,
-    #[prost(bool, tag = "6")]
-    pub privileged: bool,
-    #[prost(message, optional, tag = "9")]
-    pub seccomp: Option<SecurityProfile>,
-    #[prost(message, optional, tag = "10")]
-    pub apparmor: Option<SecurityProfile>,
-}
+    message LinuxSandboxSecurityContext {
+        NamespaceOption namespace_options = 1;
+        SELinuxOption selinux_options = 2;
+        Int64Value run_as_user = 3;
+        Int64Value run_as_group = 8;
+        bool readonly_rootfs = 4;
+        repeated int64 supplemental_groups = 5;
+        enum SupplementalGroupsPolicy supplemental_groups_policy = 11;
+        bool privileged = 6;
+        SecurityProfile seccomp = 9;
+        SecurityProfile apparmor = 10;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct SecurityProfile {
-    #[prost(enumeration = "ProfileType", tag = "1")]
-    pub profile_type: i32,
-    #[prost(string, tag = "2")]
-    pub localhost_ref: String,
-}
+    message SecurityProfile {
+        enum ProfileType profile_type = 1;
+        string localhost_ref = 2;
+    }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
-#[repr(i32)]
-pub enum ProfileType {
-    RuntimeDefault = 0,
-    Unconfined = 1,
-    Localhost = 2,
-}
+    enum ProfileType { RuntimeDefault = 0; Unconfined = 1; Localhost = 2; }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct LinuxPodSandboxConfig {
-    #[prost(string, tag = "1")]
-    pub cgroup_parent: String,
-    #[prost(message, optional, tag = "2")]
-    pub security_context: Option<LinuxSandboxSecurityContext>,
-    #[prost(btree_map = "string, string", tag = "3")]
-    pub sysctls: BTreeMap<String, String>,
-    #[prost(message, optional, tag = "4")]
-    pub overhead: Option<LinuxContainerResources>,
-    #[prost(message, optional, tag = "5")]
-    pub resources: Option<LinuxContainerResources>,
-}
+    message LinuxPodSandboxConfig {
+        string cgroup_parent = 1;
+        LinuxSandboxSecurityContext security_context = 2;
+        map<string, string> sysctls = 3;
+        LinuxContainerResources overhead = 4;
+        LinuxContainerResources resources = 5;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct PodSandboxMetadata {
-    #[prost(string, tag = "1")]
-    pub name: String,
-    #[prost(string, tag = "2")]
-    pub uid: String,
-    #[prost(string, tag = "3")]
-    pub namespace: String,
-    #[prost(uint32, tag = "4")]
-    pub attempt: u32,
-}
+    message PodSandboxMetadata {
+        string name = 1;
+        string uid = 2;
+        string namespace = 3;
+        uint32 attempt = 4;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct PodSandboxConfig {
-    #[prost(message, optional, tag = "1")]
-    pub metadata: Option<PodSandboxMetadata>,
-    #[prost(string, tag = "2")]
-    pub hostname: String,
-    #[prost(string, tag = "3")]
-    pub log_directory: String,
-    #[prost(message, optional, tag = "4")]
-    pub dns_config: Option<DNSConfig>,
-    #[prost(message, repeated, tag = "5")]
-    pub port_mappings: Vec<PortMapping>,
-    #[prost(btree_map = "string, string", tag = "6")]
-    pub labels: BTreeMap<String, String>,
-    #[prost(btree_map = "string, string", tag = "7")]
-    pub annotations: BTreeMap<String, String>,
-    #[prost(message, optional, tag = "8")]
-    pub linux: Option<LinuxPodSandboxConfig>,
-}
+    message PodSandboxConfig {
+        PodSandboxMetadata metadata = 1;
+        string hostname = 2;
+        string log_directory = 3;
+        DNSConfig dns_config = 4;
+        repeated PortMapping port_mappings = 5;
+        map<string, string> labels = 6;
+        map<string, string> annotations = 7;
+        LinuxPodSandboxConfig linux = 8;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct RunPodSandboxRequest {
-    #[prost(message, optional, tag = "1")]
-    pub config: Option<PodSandboxConfig>,
-    #[prost(string, tag = "2")]
-    pub runtime_handler: String,
-}
+    message RunPodSandboxRequest {
+        PodSandboxConfig config = 1;
+        string runtime_handler = 2;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct RunPodSandboxResponse {
-    #[prost(string, tag = "1")]
-    pub pod_sandbox_id: String,
-}
+    message RunPodSandboxResponse {
+        string pod_sandbox_id = 1;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct StopPodSandboxRequest {
-    #[prost(string, tag = "1")]
-    pub pod_sandbox_id: String,
-}
+    message StopPodSandboxRequest {
+        string pod_sandbox_id = 1;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct RemovePodSandboxRequest {
-    #[prost(string, tag = "1")]
-    pub pod_sandbox_id: String,
-}
+    message RemovePodSandboxRequest {
+        string pod_sandbox_id = 1;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct PodSandboxStatusRequest {
-    #[prost(string, tag = "1")]
-    pub pod_sandbox_id: String,
-    #[prost(bool, tag = "2")]
-    pub verbose: bool,
-}
+    message PodSandboxStatusRequest {
+        string pod_sandbox_id = 1;
+        bool verbose = 2;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct PodIP {
-    #[prost(string, tag = "1")]
-    pub ip: String,
-}
+    message PodIP {
+        string ip = 1;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct PodSandboxNetworkStatus {
-    #[prost(string, tag = "1")]
-    pub ip: String,
-    #[prost(message, repeated, tag = "2")]
-    pub additional_ips: Vec<PodIP>,
-}
+    message PodSandboxNetworkStatus {
+        string ip = 1;
+        repeated PodIP additional_ips = 2;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct Namespace {
-    #[prost(message, optional, tag = "2")]
-    pub options: Option<NamespaceOption>,
-}
+    message Namespace {
+        NamespaceOption options = 2;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct LinuxPodSandboxStatus {
-    #[prost(message, optional, tag = "1")]
-    pub namespaces: Option<Namespace>,
-}
+    message LinuxPodSandboxStatus {
+        Namespace namespaces = 1;
+    }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
-#[repr(i32)]
-pub enum PodSandboxState {
-    Ready = 0,
-    NotReady = 1,
-}
+    enum PodSandboxState { Ready = 0; NotReady = 1; }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct PodSandboxStatus {
-    #[prost(string, tag = "1")]
-    pub id: String,
-    #[prost(message, optional, tag = "2")]
-    pub metadata: Option<PodSandboxMetadata>,
-    #[prost(enumeration = "PodSandboxState", tag = "3")]
-    pub state: i32,
-    #[prost(int64, tag = "4")]
-    pub created_at: i64,
-    #[prost(message, optional, tag = "5")]
-    pub network: Option<PodSandboxNetworkStatus>,
-    #[prost(message, optional, tag = "6")]
-    pub linux: Option<LinuxPodSandboxStatus>,
-    #[prost(btree_map = "string, string", tag = "7")]
-    pub labels: BTreeMap<String, String>,
-    #[prost(btree_map = "string, string", tag = "8")]
-    pub annotations: BTreeMap<String, String>,
-    #[prost(string, tag = "9")]
-    pub runtime_handler: String,
-}
+    message PodSandboxStatus {
+        string id = 1;
+        PodSandboxMetadata metadata = 2;
+        enum PodSandboxState state = 3;
+        int64 created_at = 4;
+        PodSandboxNetworkStatus network = 5;
+        LinuxPodSandboxStatus linux = 6;
+        map<string, string> labels = 7;
+        map<string, string> annotations = 8;
+        string runtime_handler = 9;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct PodSandboxStatusResponse {
-    #[prost(message, optional, tag = "1")]
-    pub status: Option<PodSandboxStatus>,
-    #[prost(btree_map = "string, string", tag = "2")]
-    pub info: BTreeMap<String, String>,
-    #[prost(message, repeated, tag = "3")]
-    pub containers_statuses: Vec<ContainerStatus>,
-    #[prost(int64, tag = "4")]
-    pub timestamp: i64,
-}
+    message PodSandboxStatusResponse {
+        PodSandboxStatus status = 1;
+        map<string, string> info = 2;
+        repeated ContainerStatus containers_statuses = 3;
+        int64 timestamp = 4;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct PodSandboxStateValue {
-    #[prost(enumeration = "PodSandboxState", tag = "1")]
-    pub state: i32,
-}
+    message PodSandboxStateValue {
+        enum PodSandboxState state = 1;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct PodSandboxFilter {
-    #[prost(string, tag = "1")]
-    pub id: String,
-    #[prost(message, optional, tag = "2")]
-    pub state: Option<PodSandboxStateValue>,
-    #[prost(btree_map = "string, string", tag = "3")]
-    pub label_selector: BTreeMap<String, String>,
-}
+    message PodSandboxFilter {
+        string id = 1;
+        PodSandboxStateValue state = 2;
+        map<string, string> label_selector = 3;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct ListPodSandboxRequest {
-    #[prost(message, optional, tag = "1")]
-    pub filter: Option<PodSandboxFilter>,
-}
+    message ListPodSandboxRequest {
+        PodSandboxFilter filter = 1;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct PodSandbox {
-    #[prost(string, tag = "1")]
-    pub id: String,
-    #[prost(message, optional, tag = "2")]
-    pub metadata: Option<PodSandboxMetadata>,
-    #[prost(enumeration = "PodSandboxState", tag = "3")]
-    pub state: i32,
-    #[prost(int64, tag = "4")]
-    pub created_at: i64,
-    #[prost(btree_map = "string, string", tag = "5")]
-    pub labels: BTreeMap<String, String>,
-    #[prost(btree_map = "string, string", tag = "6")]
-    pub annotations: BTreeMap<String, String>,
-    #[prost(string, tag = "7")]
-    pub runtime_handler: String,
-}
+    message PodSandbox {
+        string id = 1;
+        PodSandboxMetadata metadata = 2;
+        enum PodSandboxState state = 3;
+        int64 created_at = 4;
+        map<string, string> labels = 5;
+        map<string, string> annotations = 6;
+        string runtime_handler = 7;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct ListPodSandboxResponse {
-    #[prost(message, repeated, tag = "1")]
-    pub items: Vec<PodSandbox>,
-}
+    message ListPodSandboxResponse {
+        repeated PodSandbox items = 1;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct PodSandboxAttributes {
-    #[prost(string, tag = "1")]
-    pub id: String,
-    #[prost(message, optional, tag = "2")]
-    pub metadata: Option<PodSandboxMetadata>,
-    #[prost(btree_map = "string, string", tag = "3")]
-    pub labels: BTreeMap<String, String>,
-    #[prost(btree_map = "string, string", tag = "4")]
-    pub annotations: BTreeMap<String, String>,
-}
+    message PodSandboxAttributes {
+        string id = 1;
+        PodSandboxMetadata metadata = 2;
+        map<string, string> labels = 3;
+        map<string, string> annotations = 4;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct SELinuxOption {
-    #[prost(string, tag = "1")]
-    pub user: String,
-    #[prost(string, tag = "2")]
-    pub role: String,
-    #[prost(string, tag = "3")]
-    pub r#type: String,
-    #[prost(string, tag = "4")]
-    pub level: String,
-}
+    message SELinuxOption {
+        string user = 1;
+        string role = 2;
+        string r#type = 3;
+        string level = 4;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct PortForwardRequest {
-    #[prost(string, tag = "1")]
-    pub pod_sandbox_id: String,
-    #[prost(int32, repeated, tag = "2")]
-    pub port: Vec<i32>,
-}
+    message PortForwardRequest {
+        string pod_sandbox_id = 1;
+        repeated int32 port = 2;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct PortForwardResponse {
-    #[prost(string, tag = "1")]
-    pub url: String,
-}
+    message PortForwardResponse {
+        string url = 1;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct UpdatePodSandboxResourcesRequest {
-    #[prost(string, tag = "1")]
-    pub pod_sandbox_id: String,
-    #[prost(message, optional, tag = "2")]
-    pub overhead: Option<LinuxContainerResources>,
-    #[prost(message, optional, tag = "3")]
-    pub resources: Option<LinuxContainerResources>,
+    message UpdatePodSandboxResourcesRequest {
+        string pod_sandbox_id = 1;
+        LinuxContainerResources overhead = 2;
+        LinuxContainerResources resources = 3;
+    }
 }

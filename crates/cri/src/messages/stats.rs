@@ -1,237 +1,146 @@
 //! Statistics: CPU, memory, network, disk.
 
-use std::collections::BTreeMap;
-
 use super::*;
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct PodSandboxStatsRequest {
-    #[prost(string, tag = "1")]
-    pub pod_sandbox_id: String,
-}
+base::messages! {
+    message PodSandboxStatsRequest {
+        string pod_sandbox_id = 1;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct PodSandboxStatsResponse {
-    #[prost(message, optional, tag = "1")]
-    pub stats: Option<PodSandboxStats>,
-}
+    message PodSandboxStatsResponse {
+        PodSandboxStats stats = 1;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct PodSandboxStatsFilter {
-    #[prost(string, tag = "1")]
-    pub id: String,
-    #[prost(btree_map = "string, string", tag = "2")]
-    pub label_selector: BTreeMap<String, String>,
-}
+    message PodSandboxStatsFilter {
+        string id = 1;
+        map<string, string> label_selector = 2;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct ListPodSandboxStatsRequest {
-    #[prost(message, optional, tag = "1")]
-    pub filter: Option<PodSandboxStatsFilter>,
-}
+    message ListPodSandboxStatsRequest {
+        PodSandboxStatsFilter filter = 1;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct ListPodSandboxStatsResponse {
-    #[prost(message, repeated, tag = "1")]
-    pub stats: Vec<PodSandboxStats>,
-}
+    message ListPodSandboxStatsResponse {
+        repeated PodSandboxStats stats = 1;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct PodSandboxStats {
-    #[prost(message, optional, tag = "1")]
-    pub attributes: Option<PodSandboxAttributes>,
-    #[prost(message, optional, tag = "2")]
-    pub linux: Option<LinuxPodSandboxStats>,
-}
+    message PodSandboxStats {
+        PodSandboxAttributes attributes = 1;
+        LinuxPodSandboxStats linux = 2;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct LinuxPodSandboxStats {
-    #[prost(message, optional, tag = "1")]
-    pub cpu: Option<CpuUsage>,
-    #[prost(message, optional, tag = "2")]
-    pub memory: Option<MemoryUsage>,
-    #[prost(message, optional, tag = "3")]
-    pub network: Option<NetworkUsage>,
-    #[prost(message, optional, tag = "4")]
-    pub process: Option<ProcessUsage>,
-    #[prost(message, repeated, tag = "5")]
-    pub containers: Vec<ContainerStats>,
-    #[prost(message, optional, tag = "6")]
-    pub io: Option<IoUsage>,
-}
+    message LinuxPodSandboxStats {
+        CpuUsage cpu = 1;
+        MemoryUsage memory = 2;
+        NetworkUsage network = 3;
+        ProcessUsage process = 4;
+        repeated ContainerStats containers = 5;
+        IoUsage io = 6;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct NetworkUsage {
-    #[prost(int64, tag = "1")]
-    pub timestamp: i64,
-    #[prost(message, optional, tag = "2")]
-    pub default_interface: Option<NetworkInterfaceUsage>,
-    #[prost(message, repeated, tag = "3")]
-    pub interfaces: Vec<NetworkInterfaceUsage>,
-}
+    message NetworkUsage {
+        int64 timestamp = 1;
+        NetworkInterfaceUsage default_interface = 2;
+        repeated NetworkInterfaceUsage interfaces = 3;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct NetworkInterfaceUsage {
-    #[prost(string, tag = "1")]
-    pub name: String,
-    #[prost(message, optional, tag = "2")]
-    pub rx_bytes: Option<UInt64Value>,
-    #[prost(message, optional, tag = "3")]
-    pub rx_errors: Option<UInt64Value>,
-    #[prost(message, optional, tag = "4")]
-    pub tx_bytes: Option<UInt64Value>,
-    #[prost(message, optional, tag = "5")]
-    pub tx_errors: Option<UInt64Value>,
-}
+    message NetworkInterfaceUsage {
+        string name = 1;
+        UInt64Value rx_bytes = 2;
+        UInt64Value rx_errors = 3;
+        UInt64Value tx_bytes = 4;
+        UInt64Value tx_errors = 5;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct ProcessUsage {
-    #[prost(int64, tag = "1")]
-    pub timestamp: i64,
-    #[prost(message, optional, tag = "2")]
-    pub process_count: Option<UInt64Value>,
-}
+    message ProcessUsage {
+        int64 timestamp = 1;
+        UInt64Value process_count = 2;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct UInt64Value {
-    #[prost(uint64, tag = "1")]
-    pub value: u64,
-}
+    message UInt64Value {
+        uint64 value = 1;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct FilesystemIdentifier {
-    #[prost(string, tag = "1")]
-    pub mountpoint: String,
-}
+    message FilesystemIdentifier {
+        string mountpoint = 1;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct FilesystemUsage {
-    #[prost(int64, tag = "1")]
-    pub timestamp: i64,
-    #[prost(message, optional, tag = "2")]
-    pub fs_id: Option<FilesystemIdentifier>,
-    #[prost(message, optional, tag = "3")]
-    pub used_bytes: Option<UInt64Value>,
-    #[prost(message, optional, tag = "4")]
-    pub inodes_used: Option<UInt64Value>,
-}
+    message FilesystemUsage {
+        int64 timestamp = 1;
+        FilesystemIdentifier fs_id = 2;
+        UInt64Value used_bytes = 3;
+        UInt64Value inodes_used = 4;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct ContainerStatsRequest {
-    #[prost(string, tag = "1")]
-    pub container_id: String,
-}
+    message ContainerStatsRequest {
+        string container_id = 1;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct ContainerStatsResponse {
-    #[prost(message, optional, tag = "1")]
-    pub stats: Option<ContainerStats>,
-}
+    message ContainerStatsResponse {
+        ContainerStats stats = 1;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct ListContainerStatsRequest {
-    #[prost(message, optional, tag = "1")]
-    pub filter: Option<ContainerStatsFilter>,
-}
+    message ListContainerStatsRequest {
+        ContainerStatsFilter filter = 1;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct ContainerStatsFilter {
-    #[prost(string, tag = "1")]
-    pub id: String,
-    #[prost(string, tag = "2")]
-    pub pod_sandbox_id: String,
-    #[prost(btree_map = "string, string", tag = "3")]
-    pub label_selector: BTreeMap<String, String>,
-}
+    message ContainerStatsFilter {
+        string id = 1;
+        string pod_sandbox_id = 2;
+        map<string, string> label_selector = 3;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct ListContainerStatsResponse {
-    #[prost(message, repeated, tag = "1")]
-    pub stats: Vec<ContainerStats>,
-}
+    message ListContainerStatsResponse {
+        repeated ContainerStats stats = 1;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct ContainerStats {
-    #[prost(message, optional, tag = "1")]
-    pub attributes: Option<ContainerAttributes>,
-    #[prost(message, optional, tag = "2")]
-    pub cpu: Option<CpuUsage>,
-    #[prost(message, optional, tag = "3")]
-    pub memory: Option<MemoryUsage>,
-    #[prost(message, optional, tag = "4")]
-    pub writable_layer: Option<FilesystemUsage>,
-    #[prost(message, optional, tag = "5")]
-    pub swap: Option<SwapUsage>,
-    #[prost(message, optional, tag = "6")]
-    pub io: Option<IoUsage>,
-}
+    message ContainerStats {
+        ContainerAttributes attributes = 1;
+        CpuUsage cpu = 2;
+        MemoryUsage memory = 3;
+        FilesystemUsage writable_layer = 4;
+        SwapUsage swap = 5;
+        IoUsage io = 6;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct PsiStats {
-    #[prost(message, optional, tag = "1")]
-    pub full: Option<PsiData>,
-    #[prost(message, optional, tag = "2")]
-    pub some: Option<PsiData>,
-}
+    message PsiStats {
+        PsiData full = 1;
+        PsiData some = 2;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct PsiData {
-    #[prost(uint64, tag = "1")]
-    pub total: u64,
-    #[prost(double, tag = "2")]
-    pub avg10: f64,
-    #[prost(double, tag = "3")]
-    pub avg60: f64,
-    #[prost(double, tag = "4")]
-    pub avg300: f64,
-}
+    message PsiData {
+        uint64 total = 1;
+        double avg10 = 2;
+        double avg60 = 3;
+        double avg300 = 4;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct CpuUsage {
-    #[prost(int64, tag = "1")]
-    pub timestamp: i64,
-    #[prost(message, optional, tag = "2")]
-    pub usage_core_nano_seconds: Option<UInt64Value>,
-    #[prost(message, optional, tag = "3")]
-    pub usage_nano_cores: Option<UInt64Value>,
-    #[prost(message, optional, tag = "4")]
-    pub psi: Option<PsiStats>,
-}
+    message CpuUsage {
+        int64 timestamp = 1;
+        UInt64Value usage_core_nano_seconds = 2;
+        UInt64Value usage_nano_cores = 3;
+        PsiStats psi = 4;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct MemoryUsage {
-    #[prost(int64, tag = "1")]
-    pub timestamp: i64,
-    #[prost(message, optional, tag = "2")]
-    pub working_set_bytes: Option<UInt64Value>,
-    #[prost(message, optional, tag = "3")]
-    pub available_bytes: Option<UInt64Value>,
-    #[prost(message, optional, tag = "4")]
-    pub usage_bytes: Option<UInt64Value>,
-    #[prost(message, optional, tag = "5")]
-    pub rss_bytes: Option<UInt64Value>,
-    #[prost(message, optional, tag = "6")]
-    pub page_faults: Option<UInt64Value>,
-    #[prost(message, optional, tag = "7")]
-    pub major_page_faults: Option<UInt64Value>,
-    #[prost(message, optional, tag = "8")]
-    pub psi: Option<PsiStats>,
-}
+    message MemoryUsage {
+        int64 timestamp = 1;
+        UInt64Value working_set_bytes = 2;
+        UInt64Value available_bytes = 3;
+        UInt64Value usage_bytes = 4;
+        UInt64Value rss_bytes = 5;
+        UInt64Value page_faults = 6;
+        UInt64Value major_page_faults = 7;
+        PsiStats psi = 8;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct IoUsage {
-    #[prost(int64, tag = "1")]
-    pub timestamp: i64,
-    #[prost(message, optional, tag = "2")]
-    pub psi: Option<PsiStats>,
-}
+    message IoUsage {
+        int64 timestamp = 1;
+        PsiStats psi = 2;
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct SwapUsage {
-    #[prost(int64, tag = "1")]
-    pub timestamp: i64,
-    #[prost(message, optional, tag = "2")]
-    pub swap_available_bytes: Option<UInt64Value>,
-    #[prost(message, optional, tag = "3")]
-    pub swap_usage_bytes: Option<UInt64Value>,
+    message SwapUsage {
+        int64 timestamp = 1;
+        UInt64Value swap_available_bytes = 2;
+        UInt64Value swap_usage_bytes = 3;
+    }
 }

@@ -12,53 +12,36 @@ use tonic_prost::ProstCodec;
 
 use crate::Error;
 
-#[derive(Clone, PartialEq, Message)]
-pub struct StatusRequest {}
+base::messages! {
+    message StatusRequest {}
 
-#[derive(Clone, PartialEq, Message)]
-pub struct StatusResponse {
-    #[prost(string, tag = "1")]
-    pub version: String,
-    #[prost(string, tag = "2")]
-    pub healthz: String,
-    #[prost(string, tag = "3")]
-    pub key_id: String,
-}
+    message StatusResponse {
+        string version = 1;
+        string healthz = 2;
+        string key_id = 3;
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub struct DecryptRequest {
-    #[prost(bytes = "vec", tag = "1")]
-    pub ciphertext: Vec<u8>,
-    #[prost(string, tag = "2")]
-    pub uid: String,
-    #[prost(string, tag = "3")]
-    pub key_id: String,
-    #[prost(btree_map = "string, bytes", tag = "4")]
-    pub annotations: BTreeMap<String, Vec<u8>>,
-}
+    message DecryptRequest {
+        buffer ciphertext = 1;
+        string uid = 2;
+        string key_id = 3;
+        map<string, buffer> annotations = 4;
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub struct DecryptResponse {
-    #[prost(bytes = "vec", tag = "1")]
-    pub plaintext: Vec<u8>,
-}
+    message DecryptResponse {
+        buffer plaintext = 1;
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub struct EncryptRequest {
-    #[prost(bytes = "vec", tag = "1")]
-    pub plaintext: Vec<u8>,
-    #[prost(string, tag = "2")]
-    pub uid: String,
-}
+    message EncryptRequest {
+        buffer plaintext = 1;
+        string uid = 2;
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub struct EncryptResponse {
-    #[prost(bytes = "vec", tag = "1")]
-    pub ciphertext: Vec<u8>,
-    #[prost(string, tag = "2")]
-    pub key_id: String,
-    #[prost(btree_map = "string, bytes", tag = "3")]
-    pub annotations: BTreeMap<String, Vec<u8>>,
+    message EncryptResponse {
+        buffer ciphertext = 1;
+        string key_id = 2;
+        map<string, buffer> annotations = 3;
+    }
 }
 
 /// A plugin's socket; connects at the first call, and again when the connection is lost.

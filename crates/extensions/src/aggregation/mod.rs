@@ -307,47 +307,22 @@ mod tests {
     use apiserver::admission::Chain;
     use apiserver::registry::{DeleteOptions, Intent};
     use apiserver::request::Key;
-    use apiserver::resource::{ALL_VERBS, Resource, ResourceTable, Strategy};
+    use apiserver::resource::{Resource, ResourceTable, Settings};
     use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::{
         APIServiceSpec, ServiceReference,
     };
 
     use super::*;
 
-    struct Plain;
-
-    impl Strategy for Plain {
-        fn name_errors(&self, _: &str) -> Vec<String> {
-            vec![]
-        }
-    }
-
-    fn row<T: k8s_openapi::Resource>(namespaced: bool) -> Resource {
+    fn row<T: k8s_openapi::Resource + 'static>() -> Resource {
         let codec = api::kinds::codec(T::API_VERSION, T::KIND).expect("a known kind");
-        Resource {
-            group: T::GROUP.into(),
-            version: T::VERSION.into(),
-            kind: T::KIND.into(),
-            plural: T::URL_PATH_SEGMENT.into(),
-            singular: T::KIND.to_lowercase(),
-            short_names: vec![],
-            categories: vec![],
-            namespaced,
-            verbs: ALL_VERBS.to_vec(),
-            storage: Some(T::URL_PATH_SEGMENT.into()),
-            codec,
-            conversion: None,
-            strategy: Arc::new(Plain),
-            subresources: vec![],
-            custom: false,
-            definition: String::new(),
-            schema: None,
-        }
+        let settings = Settings { name_errors: |_| vec![], ..Settings::DEFAULT };
+        Resource { settings, ..Resource::of::<T>(codec) }
     }
 
     #[tokio::test]
     async fn a_client_goes_with_the_last_that_names_its_settings() {
-        let rows = [row::<APIService>(false), row::<Service>(true), row::<EndpointSlice>(true)];
+        let rows = [row::<APIService>(), row::<Service>(), row::<EndpointSlice>()];
         let tasks = Tasks::new("test");
         let table = ResourceTable::new(rows);
         let registry = Registry::new(store::Sim::open(), table, Chain::default(), tasks.clone());

@@ -18,7 +18,9 @@ mod webhook;
 use std::sync::Arc;
 
 use apiserver::discovery::version_rank;
-use apiserver::resource::{ALL_VERBS, Behaviour, Resource, Strategy, Subresource, SubresourceKind};
+use apiserver::resource::{
+    ALL_VERBS, Behaviour, Column, Resource, Settings, Storage, Subresource, SubresourceKind,
+};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, CustomResourceDefinitionSpec, CustomResourceDefinitionVersion,
 };
@@ -29,8 +31,8 @@ use crate::schema::{Schema, rules};
 use jsonpath::JsonPath;
 use ownership::Ownership;
 use scale::Scaling;
-pub use webhook::Post;
 use webhook::Webhook;
+pub use webhook::{Post, PostError};
 
 /// The fields that all versions of a custom kind share.
 pub struct Family {
@@ -65,8 +67,7 @@ pub struct Version {
 
 /// A column of `kubectl get`.
 pub struct PrintedColumn {
-    pub definition: serde_json::Value,
-    pub kind: String,
+    pub column: Column,
     pub path: JsonPath,
 }
 
@@ -154,15 +155,13 @@ impl Version {
 /// strategy that its kind has not changed.
 pub struct Kinds {
     family: Arc<Family>,
-    strategies: Vec<Arc<dyn Strategy>>,
+    strategies: Vec<Arc<strategy::Custom>>,
 }
 
 impl Kinds {
     pub fn of(crd: &CustomResourceDefinition, post: &Post) -> Self {
         let family = Arc::new(Family::of(crd, post));
-        let strategy = |index: usize| -> Arc<dyn Strategy> {
-            Arc::new(strategy::Custom { family: family.clone(), index })
-        };
+        let strategy = |index| Arc::new(strategy::Custom { family: family.clone(), index });
         let strategies = (0..family.versions.len()).map(strategy).collect();
         Self { family, strategies }
     }
@@ -192,17 +191,27 @@ impl Kinds {
             group: family.group.clone(),
             version: version.name.clone(),
             kind: family.kind.clone(),
+            list_kind: family.list_kind.clone(),
             singular: names.singular.clone().unwrap_or_default(),
             short_names: names.short_names.clone().unwrap_or_default(),
             categories: names.categories.clone().unwrap_or_default(),
             namespaced: family.namespaced,
             verbs: if is_terminating { TERMINATING } else { ALL_VERBS }.to_vec(),
-            storage: Some(format!("{}/{plural}", family.group)),
+            storage: Storage::Stored(format!("{}/{plural}", family.group)),
             plural,
             codec: Arc::new(codec::Custom { family: family.clone(), index }),
             conversion: conversion::of(family, index),
             strategy: self.strategies[index].clone(),
+            settings: Settings {
+                has_generation: true,
+                unconditional_update: false,
+                ..Settings::DEFAULT
+            },
+            allocator: None,
+            fields: strategy::fields(family, index),
+            table: self.strategies[index].clone(),
             subresources: subresources(family, index),
+            deprecation: version.deprecation.as_deref().map(|text| text.to_owned().into()),
             custom: true,
             definition: definition_name(&family.group, &version.name, &family.kind),
             schema: Some(Arc::new(Ownership::new(family.clone(), index))),

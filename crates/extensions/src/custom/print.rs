@@ -1,8 +1,9 @@
 //! Rows of Tables: the name and the CRD's printer columns.
 //! Upstream: `registry/customresource/tableconvertor`.
 
+use apiserver::resource::{Column, Doc};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceColumnDefinition;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::PrintedColumn;
 use super::jsonpath::JsonPath;
@@ -28,21 +29,20 @@ pub fn column(from: &CustomResourceColumnDefinition) -> PrintedColumn {
         format!("Custom resource definition column (in JSONPath format): {path}")
     });
     PrintedColumn {
-        definition: json!({
-            "name": from.name,
-            "type": from.type_,
-            "format": from.format.as_deref().unwrap_or_default(),
-            "description": description,
-            "priority": from.priority.unwrap_or_default(),
-        }),
-        kind: from.type_.clone(),
+        column: Column {
+            name: from.name.clone().into(),
+            kind: from.type_.clone().into(),
+            format: from.format.clone().unwrap_or_default().into(),
+            description: Doc::Text(description.into()),
+            priority: from.priority.unwrap_or_default(),
+        },
         path: JsonPath::parse(path),
     }
 }
 
 pub fn cell(column: &PrintedColumn, object: &Value) -> Value {
     let Some(value) = column.path.first(object) else { return Value::Null };
-    match (column.kind.as_str(), value) {
+    match (&*column.column.kind, value) {
         (_, Value::Null) => Value::Null,
         ("string", Value::String(text)) => text.as_str().into(),
         ("string", other) => other.to_string().into(),
@@ -52,38 +52,19 @@ pub fn cell(column: &PrintedColumn, object: &Value) -> Value {
         ("number", Value::Number(number)) => number.as_f64().into(),
         ("boolean", Value::Bool(flag)) => (*flag).into(),
         ("date", Value::String(text)) => match text.parse::<jiff::Timestamp>() {
-            Ok(time) => human_duration(base::clock::now().as_second() - time.as_second()).into(),
+            Ok(time) => {
+                base::duration::human(base::clock::now().as_second() - time.as_second()).into()
+            }
             Err(_) => "<invalid>".into(),
         },
         _ => Value::Null,
     }
 }
 
-/// Upstream: `k8s.io/apimachinery/pkg/util/duration.HumanDuration`.
-fn human_duration(seconds: i64) -> String {
-    let (minutes, hours) = (seconds / 60, seconds / 3600);
-    let (days, years) = (hours / 24, hours / 24 / 365);
-    let two = |big: i64, unit: &str, small: i64, small_unit: &str| match small {
-        0 => format!("{big}{unit}"),
-        small => format!("{big}{unit}{small}{small_unit}"),
-    };
-    match seconds {
-        _ if seconds < -1 => "<invalid>".into(),
-        _ if seconds < 0 => "0s".into(),
-        _ if seconds < 120 => format!("{seconds}s"),
-        _ if minutes < 10 => two(minutes, "m", seconds % 60, "s"),
-        _ if minutes < 180 => format!("{minutes}m"),
-        _ if hours < 8 => two(hours, "h", minutes % 60, "m"),
-        _ if hours < 48 => format!("{hours}h"),
-        _ if hours < 24 * 8 => two(days, "d", hours % 24, "h"),
-        _ if hours < 24 * 365 * 2 => format!("{days}d"),
-        _ if hours < 24 * 365 * 8 => two(years, "y", days % 365, "d"),
-        _ => format!("{years}y"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
@@ -105,7 +86,5 @@ mod tests {
         check("integer", ".b", Value::Null);
         check("boolean", ".e", json!(true));
         check("date", ".b", json!("<invalid>"));
-        assert_eq!(human_duration(605), "10m");
-        assert_eq!(human_duration(130), "2m10s");
     }
 }

@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use apiserver::StatusError;
 use apiserver::resource::View;
-use k8s_openapi::api::autoscaling::v1::{Scale, ScaleSpec, ScaleStatus};
+use k8s_openapi::api::autoscaling::v1::Scale;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceSubresourceScale;
+use machinery::Object;
 use machinery::field::{FieldErrors, Path};
 use machinery::object::{Codec, Typed, Unstructured};
-use machinery::{Object, ObjectMeta};
 use serde_json::{Map, Value};
 
 use super::Family;
@@ -156,23 +156,10 @@ impl View for ScaleOf {
             )));
         };
         let selector = scaling.selector.as_ref().and_then(|path| path.get(&of.fields));
-        let selector = selector.and_then(Value::as_str).filter(|text| !text.is_empty());
+        let selector = selector.and_then(Value::as_str).map(str::to_owned);
         let small = |count: i64| i32::try_from(count).unwrap_or_default();
-        Ok(Box::new(Scale {
-            metadata: ObjectMeta {
-                name: meta.name.clone(),
-                namespace: meta.namespace.clone(),
-                uid: meta.uid.clone(),
-                resource_version: meta.resource_version.clone(),
-                creation_timestamp: meta.creation_timestamp.clone(),
-                ..ObjectMeta::default()
-            },
-            spec: Some(ScaleSpec { replicas: Some(small(replicas)).filter(|count| *count != 0) }),
-            status: Some(ScaleStatus {
-                replicas: count(&scaling.status).map(small).unwrap_or_default(),
-                selector: selector.map(str::to_owned),
-            }),
-        }))
+        let current = count(&scaling.status).map(small).unwrap_or_default();
+        Ok(Box::new(api::scale::of(meta, small(replicas), current, selector)))
     }
 
     fn replicas_path(&self) -> Vec<&str> {
@@ -181,14 +168,7 @@ impl View for ScaleOf {
     }
 
     fn merge(&self, view: &dyn Object, parent: &mut dyn Object) -> Result<(), StatusError> {
-        let scale = view.expect::<Scale>();
-        let replicas = scale.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or_default();
-        if replicas < 0 {
-            let mut errors = FieldErrors::default();
-            let path = Path::new("spec").child("replicas");
-            errors.invalid(&path, replicas, "must be greater than or equal to 0");
-            return Err(StatusError::invalid("autoscaling", "Scale", view.name(), errors));
-        }
+        let replicas = api::scale::replicas(view.expect())?;
         let path = &self.scaling()?.spec;
         let custom = parent.expect_mut::<Unstructured>();
         if path.set(&mut custom.fields, replicas.into()) {

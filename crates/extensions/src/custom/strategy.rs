@@ -1,10 +1,11 @@
 //! The strategy of custom resources. Upstream: `registry/customresource/strategy.go`.
 
-use std::borrow::Cow;
 use std::sync::Arc;
 
 use apiserver::request::RequestContext;
-use apiserver::resource::{Examined, NAME_COLUMN, Strategy};
+use apiserver::resource::{
+    Column, Examined, FieldValues, NAME_COLUMN, SelectableFields, Strategy, TableConvertor,
+};
 use machinery::field::{FieldError, FieldErrors, Path};
 use machinery::names;
 use machinery::object::Unstructured;
@@ -44,10 +45,6 @@ impl Strategy for Custom {
             // Admission changed the object. Validation refuses it.
             tracing::debug!(%error, "an embedded object has invalid metadata");
         }
-    }
-
-    fn has_generation(&self) -> bool {
-        true
     }
 
     fn prepare_create(&self, _: &RequestContext, object: &mut dyn Object) {
@@ -139,49 +136,12 @@ impl Strategy for Custom {
         added.dedup();
         added.iter().flat_map(|name| finalizer_warnings(name)).collect()
     }
+}
 
-    fn deprecation_text(&self) -> Option<Cow<'_, str>> {
-        self.version().deprecation.as_deref().map(Cow::Borrowed)
-    }
-
-    fn list_kind(&self, _: &str) -> String {
-        self.family.list_kind.clone()
-    }
-
-    fn unconditional_update(&self) -> bool {
-        false
-    }
-
-    fn is_selectable(&self, name: &str) -> bool {
-        self.version().selectable.iter().any(|field| field.name == name)
-    }
-
-    fn has_selectable_fields(&self) -> bool {
-        !self.version().selectable.is_empty()
-    }
-
-    fn field_values(&self, object: &dyn Object) -> Vec<(Cow<'static, str>, String)> {
-        let tree = Value::Object(of(object).fields.clone());
-        let value = |value: &Value| match value {
-            Value::Null => String::new(),
-            Value::String(text) => text.clone(),
-            other => other.to_string(),
-        };
-        let fields = self.version().selectable.iter();
-        fields
-            .map(|field| {
-                let found = field.path.first(&tree).map(value).unwrap_or_default();
-                (field.name.clone().into(), found)
-            })
-            .collect()
-    }
-
-    fn column_definitions(&self) -> Vec<Value> {
-        let name = NAME_COLUMN.definition();
-        [name]
-            .into_iter()
-            .chain(self.version().columns.iter().map(|one| one.definition.clone()))
-            .collect()
+impl TableConvertor for Custom {
+    fn columns(&self) -> Vec<Column> {
+        let own = self.version().columns.iter().map(|one| one.column.clone());
+        [NAME_COLUMN].into_iter().chain(own).collect()
     }
 
     fn cells(&self, object: &dyn Object) -> Vec<Value> {
@@ -191,6 +151,27 @@ impl Strategy for Custom {
             .into_iter()
             .chain(columns.map(|one| print::cell(one, &tree)))
             .collect()
+    }
+}
+
+/// The selectable fields of a version.
+pub fn fields(family: &Arc<Family>, index: usize) -> SelectableFields {
+    let names = family.versions[index].selectable.iter();
+    let names = names.map(|field| field.name.clone().into()).collect();
+    let family = family.clone();
+    let read = move |object: &dyn Object| {
+        let tree = Value::Object(of(object).fields.clone());
+        let fields = family.versions[index].selectable.iter();
+        fields.map(|field| field.path.first(&tree).map(text).unwrap_or_default()).collect()
+    };
+    SelectableFields { names, values: FieldValues::OfObject(Arc::new(read)), unknown: None }
+}
+
+fn text(value: &Value) -> String {
+    match value {
+        Value::Null => String::new(),
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
     }
 }
 

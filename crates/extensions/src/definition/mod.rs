@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use apiserver::request::RequestContext;
 use apiserver::resource::{
-    ALL_VERBS, Behaviour, Examined, Grace, MetadataRules, Resource, Strategy, Subresource,
+    Behaviour, Examined, Grace, MetadataRules, Resource, Settings, Storage, Strategy, Subresource,
 };
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceConversion, CustomResourceDefinition, CustomResourceDefinitionNames,
@@ -39,32 +39,31 @@ pub const FINALIZER: &str = "customresourcecleanup.apiextensions.k8s.io";
 
 /// The registration of the kind CustomResourceDefinition.
 pub fn row(facts: Option<Arc<dyn PatchFacts>>) -> Resource {
+    let codec = api::kinds::codec("apiextensions.k8s.io/v1", "CustomResourceDefinition")
+        .expect("api knows every kind with a row");
     Resource {
-        group: GROUP.into(),
-        version: "v1".into(),
-        kind: "CustomResourceDefinition".into(),
-        plural: PLURAL.into(),
-        singular: "customresourcedefinition".into(),
         short_names: vec!["crd".into(), "crds".into()],
         categories: vec!["api-extensions".into()],
-        namespaced: false,
-        verbs: ALL_VERBS.to_vec(),
-        storage: Some(format!("{GROUP}/{PLURAL}")),
-        codec: api::kinds::codec("apiextensions.k8s.io/v1", "CustomResourceDefinition")
-            .expect("api knows every kind with a row"),
-        conversion: None,
+        storage: Storage::Stored(format!("{GROUP}/{PLURAL}")),
         strategy: Arc::new(Definitions),
+        settings: Settings {
+            has_generation: true,
+            unconditional_update: false,
+            // The server's own finalizer has no domain.
+            metadata_rules: MetadataRules::PLAIN,
+            ..Settings::DEFAULT
+        },
         subresources: vec![Subresource {
             name: "status",
             kind: None,
             verbs: &["get", "patch", "update"],
             behaviour: Behaviour::Part,
         }],
-        custom: false,
         definition:
             "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.CustomResourceDefinition"
                 .into(),
         schema: facts,
+        ..Resource::of::<CustomResourceDefinition>(codec)
     }
 }
 
@@ -74,7 +73,6 @@ fn of(object: &dyn Object) -> &CustomResourceDefinition {
     object.expect()
 }
 
-#[async_trait::async_trait]
 impl Strategy for Definitions {
     fn default(&self, object: &mut dyn Object) {
         let crd = object.expect_mut::<CustomResourceDefinition>();
@@ -88,21 +86,12 @@ impl Strategy for Definitions {
         }
     }
 
-    fn has_generation(&self) -> bool {
-        true
-    }
-
     fn own_name_errors(&self, object: &dyn Object, name: &str) -> Vec<String> {
         validation::name(object.expect(), name)
     }
 
     fn grace(&self, _: &dyn Object, _: Option<i64>) -> Grace {
         Grace::Contents
-    }
-
-    /// The server's own finalizer has no domain.
-    fn metadata_rules(&self) -> MetadataRules {
-        MetadataRules::PLAIN
     }
 
     fn prepare_create(&self, _: &RequestContext, object: &mut dyn Object) {
@@ -149,14 +138,6 @@ impl Strategy for Definitions {
         let known = old.map(|old| unrecognized_formats(&of(&**old).spec)).unwrap_or_default();
         let now = unrecognized_formats(&of(&**object).spec);
         now.difference(&known).map(|format| format!("unrecognized format {format:?}")).collect()
-    }
-
-    fn unconditional_update(&self) -> bool {
-        false
-    }
-
-    fn returns_deleted_object(&self) -> bool {
-        false
     }
 
     /// As upstream, the first delete only sets the deletion timestamp. The controller does the rest.

@@ -50,7 +50,7 @@ pub fn is(flag: Option<bool>) -> bool {
     flag == Some(true)
 }
 
-/// What the parents of a node forbid.
+/// The restrictions of a node by its parents.
 #[derive(Clone, Default)]
 struct Place {
     /// The reason why defaults are forbidden here.

@@ -4,7 +4,7 @@
 //! wording. Unchanged values are not refused (upstream: ratcheting): errors below a node with
 //! an unchanged value are dropped.
 //!
-//! Of the alternatives of `anyOf` and `oneOf`, the one with the most passed checks gives the errors.
+//! The errors of `anyOf` and `oneOf` come from the alternative with the most passed checks.
 //! [`Outcome::fits`] counts the passed checks.
 //! Upstream: `kube-openapi/pkg/validation/validate`, `apiextensions-apiserver/pkg/apiserver/validation`.
 

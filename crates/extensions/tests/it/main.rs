@@ -11,7 +11,7 @@ use apiserver::resource::{Resource, ResourceTable};
 use apiserver::{Registry, StatusError};
 use async_trait::async_trait;
 use base::task::Tasks;
-use decapod_extensions::{Extensions, Post, definition};
+use decapod_extensions::{Extensions, Post, PostError, definition};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition as Crd;
 use machinery::status::Reason;
 use serde_json::{Value, json};
@@ -53,7 +53,8 @@ impl Server {
         let tasks = Tasks::new("test");
         let table = ResourceTable::new([definition::row(None)]);
         let registry = Registry::new(store::Sim::open(), table, chain, tasks.clone());
-        let post: Post = Arc::new(|_, _, _| Box::pin(async { Err("nobody answers".into()) }));
+        let post: Post =
+            Arc::new(|_, _, _| Box::pin(async { Err(PostError("nobody answers".into())) }));
         Extensions::new(post).start(&registry, &tasks).await;
         Self { registry, tasks }
     }
@@ -171,8 +172,8 @@ async fn refused_definitions_name_upstreams_causes() {
     server.stop().await;
 }
 
-/// Whoever writes a status notes which generation it is about, and nobody else takes that away: not
-/// a write of the definition, and not the controller.
+/// The writer of a status sets its observedGeneration. Writes of the definition and the controller
+/// keep it.
 #[tokio::test]
 async fn generations_that_were_observed_are_kept() {
     let server = Server::start().await;
@@ -211,7 +212,7 @@ async fn generations_that_were_observed_are_kept() {
         crd.spec.names.short_names = Some(vec!["tb".into()]);
     };
     assert_eq!(write("", &forget).await, expected(2));
-    // The controller accepts the new name, and writes its condition anew.
+    // The controller accepts the new name, and writes its condition again.
     let crd = server
         .until(async |registry| {
             let crd = registry.find::<Crd>("", NAME).await.ok()??;

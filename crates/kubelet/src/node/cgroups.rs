@@ -84,7 +84,7 @@ pub struct Cgroups {
     /// `/` or `/<cluster>`: the parent of `kubepods`.
     root: String,
     enabled: bool,
-    /// Who creates the cgroups: the kubelet, or systemd ([`slices`]).
+    /// The creator of the cgroups: the kubelet, or systemd ([`slices`]).
     driver: CgroupDriver,
     /// Guards a sum and its parts; held while the sum is written, so that the newest sum is written last.
     burstable: Mutex<Burstable>,

@@ -158,7 +158,7 @@ pub struct Refusal {
 
 /// The state of a resize that the pod set passes to the pod's worker.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Standing {
+pub struct AllocationState {
     pub refused: Option<Refusal>,
     /// The generation that was granted last, if it changed the resources.
     pub granted: Option<i64>,

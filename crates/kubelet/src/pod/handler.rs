@@ -55,24 +55,29 @@ const FRAME_HEADER: usize = 5;
 trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
 
+/// Why an action has no port to connect to.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PortError {
+    #[error("strconv.Atoi: parsing {0:?}: invalid syntax")]
+    Name(String),
+    #[error("invalid port number: {0}")]
+    Number(i64),
+}
+
 /// A port by number or by name.
-pub fn port_of(port: &IntOrString, container: &Container) -> Result<u16, String> {
+pub fn port_of(port: &IntOrString, container: &Container) -> Result<u16, PortError> {
     let number = match port {
         IntOrString::Int(number) => i64::from(*number),
         IntOrString::String(name) => {
             let ports = container.ports.iter().flatten();
             match ports.clone().find(|p| p.name.as_deref() == Some(name.as_str())) {
                 Some(port) => i64::from(port.container_port),
-                None => name
-                    .parse()
-                    .map_err(|_| format!("strconv.Atoi: parsing {name:?}: invalid syntax"))?,
+                None => name.parse().map_err(|_| PortError::Name(name.clone()))?,
             }
         }
     };
-    u16::try_from(number)
-        .ok()
-        .filter(|n| *n > 0)
-        .ok_or_else(|| format!("invalid port number: {number}"))
+    let port = u16::try_from(number).ok().filter(|port| *port > 0);
+    port.ok_or(PortError::Number(number))
 }
 
 pub async fn exec(
@@ -149,7 +154,7 @@ pub async fn http_get(
 ) -> Outcome {
     let port = match port_of(&action.port, container) {
         Ok(port) => port,
-        Err(error) => return Outcome::Error(error),
+        Err(error) => return Outcome::Error(error.to_string()),
     };
     let own = pod_ip.map(|ip| ip.to_string());
     let Some(host) = action.host.clone().filter(|h| !h.is_empty()).or(own) else {
@@ -356,7 +361,8 @@ mod tests {
         )
         .expect("a container");
         let check = |port: IntOrString, expected: Result<u16, &str>| {
-            assert_eq!(port_of(&port, &container), expected.map_err(String::from));
+            let found = port_of(&port, &container).map_err(|why| why.to_string());
+            assert_eq!(found, expected.map_err(String::from));
         };
         check(IntOrString::Int(80), Ok(80));
         check(IntOrString::String("http".into()), Ok(8080));

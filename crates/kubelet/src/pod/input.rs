@@ -6,7 +6,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Pod;
 use tokio::sync::watch;
 
-use crate::pod::allocation::Standing;
+use crate::pod::allocation::AllocationState;
 use crate::reason::Reason;
 
 /// The worker's side. The set holds the sender.
@@ -24,7 +24,7 @@ pub struct Input {
     /// The maximum grace period of its containers.
     pub longest_grace: Option<Duration>,
     /// The state of its resize; `pod` has the granted resources.
-    pub standing: Standing,
+    pub standing: AllocationState,
 }
 
 impl Input {
@@ -35,7 +35,7 @@ impl Input {
             evict: None,
             disrupts: false,
             longest_grace: None,
-            standing: Standing::default(),
+            standing: AllocationState::default(),
         }
     }
 

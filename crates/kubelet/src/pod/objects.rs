@@ -89,7 +89,7 @@ pub struct IssuedToken {
 
 /// A token request of a projected volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TokenOrder<'a> {
+pub struct TokenSpec<'a> {
     pub namespace: &'a str,
     pub service_account: &'a str,
     pub audience: Option<&'a str>,
@@ -98,7 +98,7 @@ pub struct TokenOrder<'a> {
     pub pod_uid: &'a str,
 }
 
-impl<'a> TokenOrder<'a> {
+impl<'a> TokenSpec<'a> {
     pub fn of(pod: &'a Pod, audience: Option<&'a str>, seconds: i64) -> Self {
         let account = pod.spec.as_ref().and_then(|spec| spec.service_account_name.as_deref());
         Self {
@@ -179,7 +179,7 @@ impl Objects {
     }
 
     /// A token of the pod's service account, renewed when it ages.
-    pub async fn token(&self, order: &TokenOrder<'_>) -> Result<IssuedToken, ObjectError> {
+    pub async fn token(&self, order: &TokenSpec<'_>) -> Result<IssuedToken, ObjectError> {
         let what = format!("{}/{}", order.audience.unwrap_or_default(), order.seconds);
         let now = base::clock::now();
         let known = {
@@ -215,7 +215,7 @@ impl Objects {
 
     async fn request_token(
         &self,
-        order: &TokenOrder<'_>,
+        order: &TokenSpec<'_>,
     ) -> Result<(String, Timestamp), ObjectError> {
         let mut spec = json!({
             "expirationSeconds": order.seconds,

@@ -347,7 +347,7 @@ impl One {
             let host = action.host.clone().filter(|h| !h.is_empty()).unwrap_or(host);
             return match handler::port_of(&action.port, &self.target.container) {
                 Ok(port) => handler::tcp(&host, port, limit).await,
-                Err(error) => Outcome::Error(error),
+                Err(error) => Outcome::Error(error.to_string()),
             };
         }
         if let Some(action) = &probe.grpc {

@@ -25,9 +25,9 @@ use tokio::time::Instant;
 
 use crate::names;
 use crate::pod::admit::admit;
-use crate::pod::allocation::{Allocation, DEFERRED, Refusal, Standing, rank, told};
+use crate::pod::allocation::{Allocation, AllocationState, DEFERRED, Refusal, rank, told};
 use crate::pod::input::Input;
-use crate::pod::worker::{Context, Handle, Told, View, Worker};
+use crate::pod::worker::{Context, Handle, View, Worker, WorkerEvent};
 use crate::reason::Reason;
 use crate::volumes::{self, PodDir};
 
@@ -84,10 +84,10 @@ impl Signals {
         self.push(|pending| pending.synced = true);
     }
 
-    fn told(&self, uid: &str, what: Told) {
+    fn told(&self, uid: &str, what: WorkerEvent) {
         self.push(|pending| {
             pending.freed = true;
-            if what == Told::Finished {
+            if what == WorkerEvent::Finished {
                 pending.finished.push(uid.to_string());
             }
         });
@@ -274,7 +274,7 @@ impl PodSet {
                 let mut granted = self.granted.lock().expect("no panic while held");
                 granted.insert(uid.to_string(), allocation);
                 input.pod = pod.clone();
-                input.standing = Standing { refused: None, granted: generation };
+                input.standing = AllocationState { refused: None, granted: generation };
                 let text = told("Pod resize started", pod, generation, "");
                 self.context.events.tell(pod, EventType::Normal, "ResizeStarted", text);
             }

@@ -54,7 +54,7 @@ pub fn read_all(path: &Path, node_name: &str) -> BTreeMap<String, Pod> {
 }
 
 /// Parses a manifest as a pod of this node.
-pub fn parse(text: &str, file: &Path, node_name: &str) -> Result<Pod, String> {
+fn parse(text: &str, file: &Path, node_name: &str) -> Result<Pod, String> {
     let value: serde_json::Value = serde_saphyr::from_str(text).map_err(|e| e.to_string())?;
     if value["kind"] != "Pod" || value["apiVersion"] != "v1" {
         return Err(format!("expected a v1 Pod, found {} {}", value["apiVersion"], value["kind"]));

@@ -113,7 +113,7 @@ async fn file_system(
         Kind::Device => {}
     }
     let options = source.persistent().and_then(|spec| spec.mount_options.clone());
-    let order = Order {
+    let order = MountRequest {
         name: source.name().into(),
         device: path,
         fs_type: local.fs_type.unwrap_or_else(|| "ext4".into()),
@@ -136,7 +136,7 @@ pub fn only_on_mismatch(pod: &Pod) -> bool {
 
 /// A pod's mount request for a device.
 #[derive(Clone, Debug)]
-struct Order {
+struct MountRequest {
     /// The volume's name.
     name: String,
     device: PathBuf,
@@ -199,7 +199,7 @@ fn has_users(root: &Path, name: &str) -> bool {
 }
 
 /// Mounts the volume for the pod, and returns its path there.
-fn set_up(root: &Path, pod: &Path, order: &Order) -> Result<PathBuf, VolumeError> {
+fn set_up(root: &Path, pod: &Path, order: &MountRequest) -> Result<PathBuf, VolumeError> {
     const DEVICE: &str = "MountVolume.MountDevice";
     const SET_UP: &str = "MountVolume.SetUp";
     let failed = |step| move |error: io::Error| VolumeError::step(step, error);
@@ -263,7 +263,7 @@ fn release(root: &Path, name: &str) -> io::Result<()> {
 }
 
 /// Upstream: formatAndMountSensitive.
-fn format_and_mount(run: Run<'_>, order: &Order, target: &Path) -> Result<(), String> {
+fn format_and_mount(run: Run<'_>, order: &MountRequest, target: &Path) -> Result<(), String> {
     let device = order.device.display().to_string();
     let fs_type = if order.fs_type.is_empty() { "ext4" } else { &order.fs_type };
     let mut options: Vec<&str> = order.options.iter().map(String::as_str).collect();
@@ -348,16 +348,16 @@ mod tests {
 
     use super::*;
 
-    fn order(fs_type: &str, read_only: bool, options: &[&str]) -> Order {
+    fn order(fs_type: &str, read_only: bool, options: &[&str]) -> MountRequest {
         let options = options.iter().map(|text| text.to_string()).collect();
         let (name, device, fs_type) = ("pv".into(), "/dev/x".into(), fs_type.into());
-        Order { name, device, fs_type, read_only, options, group: None }
+        MountRequest { name, device, fs_type, read_only, options, group: None }
     }
 
     /// The programs that run for a device where `blkid` prints `found`, and the result. `fails`: the
     /// program that fails, and its exit code.
     fn tried(
-        order: &Order,
+        order: &MountRequest,
         found: &str,
         fails: (&str, Option<i32>),
     ) -> (Vec<String>, Result<(), String>) {
@@ -385,7 +385,7 @@ mod tests {
 
     #[test]
     fn only_empty_devices_are_formatted() {
-        let check = |order: &Order, found: &str, expected: &[&str]| {
+        let check = |order: &MountRequest, found: &str, expected: &[&str]| {
             let (calls, done) = tried(order, found, ("", None));
             assert_eq!(calls, expected);
             assert_eq!(done, Ok(()));
@@ -415,9 +415,10 @@ mod tests {
 
     #[test]
     fn errors_have_upstreams_texts() {
-        let check = |order: &Order, found: &str, fails: (&str, Option<i32>), expected: &str| {
-            assert_eq!(tried(order, found, fails).1, Err(expected.to_owned()));
-        };
+        let check =
+            |order: &MountRequest, found: &str, fails: (&str, Option<i32>), expected: &str| {
+                assert_eq!(tried(order, found, fails).1, Err(expected.to_owned()));
+            };
         let plain = order("ext4", false, &[]);
         check(
             &order("ext4", true, &[]),
@@ -502,8 +503,10 @@ mod tests {
             Err(why) => return println!("skipped: no loop device: {why}"),
         };
         let root = std::fs::canonicalize(dir.path()).expect("a path");
-        let order =
-            |read_only| Order { device: device.0.clone().into(), ..order("ext4", read_only, &[]) };
+        let order = |read_only| MountRequest {
+            device: device.0.clone().into(),
+            ..order("ext4", read_only, &[])
+        };
         let pods = ["a", "b"].map(|uid| root.join("pods").join(uid));
         let work = || {
             let text = |failed: VolumeError| match failed {

@@ -18,6 +18,7 @@ use k8s_openapi::api::core::v1::{
 };
 
 use super::csi::Csi;
+use super::csi::error::CsiError;
 use super::dir::PodDir;
 use super::payload::PayloadError;
 use super::turns::Turns;
@@ -169,8 +170,8 @@ pub enum VolumeError {
     HostPath(String),
     #[error("{0}")]
     Claim(String),
-    #[error("{0}")]
-    Driver(String),
+    #[error(transparent)]
+    Driver(#[from] CsiError),
     #[error("no volume plugin matched")]
     Unsupported,
     #[error("{context}: {source}")]

@@ -11,7 +11,7 @@ use super::files::{self, Medium, fs_group};
 use super::payload::{self, PayloadError};
 use super::plugin::{Host, Mounted, References, Request, Source, VolumeError, VolumePlugin};
 use crate::pod::env::Surroundings;
-use crate::pod::objects::{Objects, TokenOrder};
+use crate::pod::objects::{ObjectError, Objects, TokenSpec};
 
 pub struct ProjectedPlugin;
 
@@ -63,9 +63,9 @@ async fn tokens(
     for source in source.sources.iter().flatten() {
         let Some(source) = &source.service_account_token else { continue };
         let seconds = source.expiration_seconds.unwrap_or(3600);
-        let token = objects.token(&TokenOrder::of(pod, source.audience.as_deref(), seconds)).await;
+        let token = objects.token(&TokenSpec::of(pod, source.audience.as_deref(), seconds)).await;
         again = [again, token.as_ref().ok().map(|token| token.refresh)].into_iter().flatten().min();
-        let text = token.map(|token| token.text).map_err(|error| error.to_string());
+        let text = token.map(|token| token.text);
         out.insert(source.path.clone(), text);
     }
     (out, again)
@@ -84,7 +84,7 @@ fn one_user(pod: &Pod) -> Option<u32> {
 }
 
 /// Tokens by the path of their file, requested by the caller.
-pub type Tokens = BTreeMap<String, Result<String, String>>;
+pub type Tokens = BTreeMap<String, Result<String, ObjectError>>;
 
 pub fn projected(
     pod: &Pod,
@@ -101,7 +101,7 @@ pub fn projected(
         if let Some(token) = &part.service_account_token {
             let text = match tokens.get(&token.path) {
                 Some(Ok(text)) => text.clone(),
-                Some(Err(error)) => return Err(PayloadError::Token(error.clone()).into()),
+                Some(Err(error)) => return Err(PayloadError::Token(error.to_string()).into()),
                 None => return Err(PayloadError::Token("not requested".into()).into()),
             };
             let mode = if token_owner.is_some() || has_group { 0o600 } else { default_mode };

@@ -2,7 +2,7 @@
 //!
 //! In: the server's own JSON, or what a client sent. Out: the other of the two. JSON stays the native
 //! form of everything behind, as with protobuf. Upstream: `runtime/serializer/cbor`, whose options for
-//! the library `fxamacker/cbor` are what is mirrored here, with that library's words.
+//! the library `fxamacker/cbor` are mirrored here, with that library's messages.
 //!
 //! ```text
 //! {"a":"b","n":1}  ⇄  d9d9f7 a2 41 61 41 62 41 6e 01
@@ -70,7 +70,7 @@ impl Major {
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum Error {
-    /// It is no CBOR, or nothing that could be looked into: of what kind it is, nobody can tell.
+    /// It is no CBOR, or no object: its kind is unknown.
     #[error("{0}")]
     Malformed(String),
     /// Inside of it is what no object may hold: a key twice, a number that is none.

@@ -1,5 +1,5 @@
 //! CBOR to JSON. Go's library looks at all of a body's syntax first and at its meaning then: so do we,
-//! because the two are told in different words.
+//! because their error messages differ.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -15,7 +15,7 @@ use super::{Error, Major};
 const MAX_DEPTH: usize = 128;
 
 const BREAK: u8 = 0xff;
-/// Where the argument of a head would be, one that goes on until a [`BREAK`].
+/// The argument of a head whose items end with a [`BREAK`].
 const INDEFINITE: u8 = 31;
 
 const TAG_TIME_TEXT: u64 = 0;
@@ -53,7 +53,7 @@ fn inadmissible(why: impl Into<String>) -> Error {
     Error::Inadmissible(why.into())
 }
 
-/// What a head says.
+/// The content of a head.
 #[derive(Clone, Copy)]
 struct Head {
     major: Major,
@@ -166,7 +166,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// What follows the head of a string: one piece, or all until the break.
+    /// The bytes after the head of a string: one piece, or all until the break.
     fn string(&mut self, head: Head) -> Result<Cow<'a, [u8]>, Error> {
         if !head.is_indefinite() {
             return self.take(head.argument).map(Cow::Borrowed);
@@ -331,7 +331,7 @@ fn misfit(major: Major, wanted: &str, why: Option<String>) -> Error {
     ))
 }
 
-/// Byte strings are texts that nobody checked: what is no UTF-8 in them is replaced, as Go's JSON does.
+/// Byte strings are unchecked texts: invalid UTF-8 in them is replaced, as Go's JSON does.
 fn text<'a>(head: Head, bytes: &'a [u8]) -> Result<Cow<'a, str>, Error> {
     if head.major == Major::Bytes {
         return Ok(String::from_utf8_lossy(bytes));
@@ -358,7 +358,7 @@ fn put_integer(out: &mut Vec<u8>, head: Head) -> Result<(), Error> {
 
 fn put_simple(out: &mut Vec<u8>, head: Head) -> Result<(), Error> {
     if let Some(value) = float(head) {
-        // `1.0` stays a float, so that what was written is what is read.
+        // `1.0` stays a float, so that reading gives the written value.
         let number = Number::from_f64(value).expect("others are malformed");
         out.extend_from_slice(number.to_string().as_bytes());
         return Ok(());
@@ -378,7 +378,7 @@ fn put_simple(out: &mut Vec<u8>, head: Head) -> Result<(), Error> {
     Ok(())
 }
 
-/// What a float is that JSON does not have.
+/// The form of a float that JSON does not have.
 fn no_number(value: f64) -> Option<&'static str> {
     match value {
         _ if value.is_nan() => Some("NaN"),

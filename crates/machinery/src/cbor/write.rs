@@ -19,7 +19,7 @@ const NULL: u8 = 0xf6;
 /// A whole object, under the tag that says what it is.
 ///
 /// # Errors
-/// Of JSON's reader. The server's own is JSON, but may be nested deeper than that goes.
+/// The nesting limit of JSON's reader. The server's own is JSON, but may be nested deeper than that goes.
 pub fn object(json: &[u8]) -> serde_json::Result<Vec<u8>> {
     let mut out = Vec::with_capacity(json.len());
     out.extend_from_slice(MAGIC);
@@ -118,7 +118,7 @@ fn half(value: f32) -> Option<u16> {
     }
 }
 
-/// Writes the value that it is given behind what is there.
+/// Appends the given value.
 struct Item<'a>(&'a mut Vec<u8>);
 
 impl<'de> DeserializeSeed<'de> for Item<'_> {
@@ -154,7 +154,7 @@ impl<'de> Visitor<'de> for Item<'_> {
         Ok(())
     }
 
-    /// What is beyond Go's `int64` is a float to it.
+    /// Go decodes numbers beyond `int64` as floats.
     fn visit_u64<E>(self, value: u64) -> Result<(), E> {
         match i64::try_from(value) {
             Ok(_) => put_head(self.0, Major::Positive, value),

@@ -23,7 +23,7 @@ pub enum PatchKind {
     },
 }
 
-/// What a list or map means to server-side apply.
+/// The meaning of a list or map in server-side apply.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Topology {
     /// Replaced as a whole: the default of lists.
@@ -37,7 +37,7 @@ pub enum Topology {
     Granular,
 }
 
-/// What patches need to know of one field of a definition. Strategic merge and apply have columns of
+/// The facts about one field of a definition for patches. Strategic merge and apply have columns of
 /// their own, because they differ: container ports merge by `containerPort`, but are known to apply
 /// by `containerPort` and `protocol`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -65,15 +65,15 @@ pub trait Schema: Send + Sync {
     /// schema becomes one. It is asked for at every write: make it once, hand out clones of the
     /// `Arc`. `None`: nothing is known, so maps are granular and lists atomic, all the way down.
     ///
-    /// A custom resource has a schema of its own per version; the row's `definition` is what is
-    /// asked for, and [`field`](Self::field) may answer `None` (it is strategic merge's).
+    /// A custom resource has a schema of its own per version; this is called
+    /// with the row's `definition`, and [`field`](Self::field) may answer `None` (it is strategic merge's).
     fn type_of(&self, _definition: &str) -> Option<Arc<apply::types::Type>> {
         None
     }
 
-    /// What writes to the object (`subresource` is empty) or to one of its subresources leave as it
-    /// was, so that nobody comes to own it by them. The default is right for custom resources with a
-    /// `status` subresource; it is asked only of kinds that have one.
+    /// The fields that writes to the object (`subresource` is empty) or to one of its subresources
+    /// reset, so that these writes get no ownership of them. The default is right for custom resources
+    /// with a `status` subresource; it is called only for kinds that have one.
     fn resets(&self, _definition: &str, subresource: &str) -> apply::Resets {
         apply::Resets::of_subresources(subresource, &[&["metadata"], &["spec"]])
     }
@@ -125,7 +125,7 @@ pub fn json(document: &Value, patch: &[u8]) -> Result<Value, PatchError> {
         {
             continue;
         }
-        // What a failed patch leaves is dropped: undoing it is not needed, and panics after some moves.
+        // The result of a failed patch is dropped: it needs no undo, which panics after some moves.
         json_patch::patch_unsafe(&mut document, std::slice::from_ref(operation)).map_err(
             |mut error| {
                 error.operation = index;

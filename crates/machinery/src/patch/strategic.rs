@@ -188,7 +188,7 @@ impl Merger<'_> {
     }
 }
 
-/// Where elements of a list stand; the first counts of those that cannot be told apart.
+/// The positions of a list's elements by their keys; of equal elements, the first counts.
 struct Places<'a> {
     key: Option<&'a str>,
     all: HashMap<Option<&'a Value>, usize>,
@@ -208,7 +208,7 @@ impl<'a> Places<'a> {
     }
 }
 
-/// What tells elements apart: the merge key's value, or the element itself.
+/// The identity of an element: the merge key's value, or the element itself.
 fn told_by<'a>(one: &'a Value, key: Option<&str>) -> Option<&'a Value> {
     match key {
         Some(key) => one.get(key),
@@ -291,7 +291,7 @@ fn delete_from(original: &mut Fields, field: &str, values: &Value) {
     }
 }
 
-/// A new subtree as it is stored: no directives, no nulls. `None`: it deletes itself.
+/// A new subtree in its stored form: without directives and nulls. `None`: it deletes itself.
 fn without_directives(value: Value) -> Option<Value> {
     match value {
         Value::Object(fields) => {

@@ -9,7 +9,7 @@ use super::wire::{Reader, Wire};
 use super::{Envelope, Error, MAGIC, MAX_DEPTH, scalar};
 
 impl Descriptors {
-    /// The tree that a message stands for.
+    /// Decodes a message into a JSON tree.
     pub fn decode(&self, message: MessageId, bytes: &[u8]) -> Result<Map<String, Value>, Error> {
         let mut tree = Map::new();
         self.read(message, bytes, 0, &mut tree)?;
@@ -284,7 +284,7 @@ fn wrong(field: &Field, wire: Wire<'_>) -> Error {
     Error::WrongWireType { field: field.name, found: wire.wire_type() }
 }
 
-/// What a map's value is when the entry has none.
+/// The value of a map's entry without a value.
 fn absent(kind: Kind) -> Wire<'static> {
     match kind {
         Kind::Bool | Kind::Int32 | Kind::Int64 => Wire::Varint(0),

@@ -66,7 +66,7 @@ pub(super) struct Field {
 /// All messages. About 30 bytes a field: it is made when the first client speaks protobuf.
 pub struct Descriptors {
     fields: Vec<Field>,
-    /// Where a message's fields end; they begin where those of the one before end.
+    /// The end of a message's fields; they start at the end of the message before.
     ends: Vec<u16>,
     /// By `apiVersion` and kind.
     kinds: HashMap<(&'static str, &'static str), MessageId>,

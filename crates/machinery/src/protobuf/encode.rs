@@ -69,7 +69,7 @@ impl Descriptors {
         Ok(())
     }
 
-    /// Go writes what is no pointer even if nobody set it.
+    /// Go writes a field that is no pointer even if it has no value.
     fn write_absent(&self, field: &Field, depth: usize, out: &mut Vec<u8>) -> Result<(), Error> {
         if field.pointer {
             return Ok(());

@@ -11,7 +11,7 @@
 //! ```
 //!
 //! Invariants: one pass over the bytes, no tree; fields that the table does not know and values of a
-//! wrong type pass as they are, for whoever reads the result refuses them with a better sentence.
+//! wrong type pass unchanged: the decoder behind this refuses them with a better message.
 
 use k8s_openapi::jiff::Timestamp;
 
@@ -22,7 +22,7 @@ use crate::{gotime, quantity};
 /// Why an object cannot be: a quantity or a time that is none, in upstream's words.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unsettled {
-    /// No JSON; whoever parses it says more.
+    /// No JSON; the parser behind this says more.
     #[error("malformed JSON")]
     Malformed,
     #[error("{0}")]
@@ -180,7 +180,7 @@ impl<'a> Scan<'a> {
         Ok(&self.json[start..self.at])
     }
 
-    /// One value, whatever it is, as it is.
+    /// Copies one value of any type unchanged.
     fn skip(&mut self) -> Result<&'a [u8], Unsettled> {
         let start = self.at;
         let mut depth = 0usize;
@@ -432,7 +432,7 @@ fn canonical_time(raw: &[u8], micro: bool) -> Result<Vec<u8>, Unsettled> {
     if let Some(why) = gotime::misfit(text, micro) {
         return Err(Unsettled::Value(why));
     }
-    // What cannot be read is refused by whoever reads it next.
+    // The decoder behind this refuses values that cannot be read.
     let Ok(time) = gotime::plain(text).parse::<Timestamp>() else { return Ok(raw.to_vec()) };
     if time.as_second() == ZERO_TIME {
         return Ok(b"null".to_vec());

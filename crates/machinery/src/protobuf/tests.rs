@@ -78,7 +78,7 @@ fn messages_become_trees() {
         json!({"raw": {"apiVersion": "a/v1", "kind": "Part", "n": 7}}),
     );
     check(&[field(99, b"later"), field(1, b"n")].concat(), json!({"name": "n"}));
-    // A group, which nobody sends, with a group in it.
+    // A group with a group in it, which no client sends.
     check(
         &[&[0x9b, 6, 0x0b, 8, 1, 0x0c, 0x9c, 6][..], &field(1, b"n")].concat(),
         json!({"name": "n"}),

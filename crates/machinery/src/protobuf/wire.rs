@@ -19,7 +19,7 @@ pub enum Wire<'a> {
     Varint(u64),
     Fixed64(u64),
     Bytes(&'a [u8]),
-    /// Of a type that no field of ours has; skipped.
+    /// A wire type that no known field has; skipped.
     Other(u8),
 }
 

@@ -1,7 +1,7 @@
 //! The text form of label selectors: `a=b,c!=d,e in (f,g),h,!i,j>1`.
 //! Upstream: the lexer and parser of `k8s.io/apimachinery/pkg/labels`.
 //!
-//! In: a text. Out: requirements, or upstream's words for what is wrong. As upstream, the text is cut
+//! In: a text. Out: requirements, or upstream's error. As upstream, the text is cut
 //! into tokens first, for its errors name tokens.
 
 use super::{ParseError, Requirement, Test};
@@ -183,7 +183,7 @@ impl Parser {
         Ok(values)
     }
 
-    /// Up to the closing parenthesis. What is missing between commas is empty.
+    /// Reads up to the closing parenthesis. A missing value between commas is empty.
     fn identifiers(&mut self) -> Result<Vec<String>, ParseError> {
         let mut values = vec![];
         loop {

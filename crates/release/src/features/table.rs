@@ -1,6 +1,6 @@
 //! The table of feature gates: upstream's names, stages and defaults, and what each does here.
 //!
-//! A row: name, stage, state while nobody says anything (locked ones stay in it), [`Effect`]. What is
+//! A row: name, stage, default (locked gates keep it), [`Effect`]. What is
 //! known of a gate stands here and nowhere else; a new gate is a line.
 
 use super::{Effect, Spec, Stage, State};

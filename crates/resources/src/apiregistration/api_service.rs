@@ -3,8 +3,6 @@
 //! Without a Service it is this one, and the object is there for others to read. The aggregator asks
 //! the other servers.
 
-use std::sync::Arc;
-
 use apiserver::request::RequestContext;
 use apiserver::resource::{Examined, MetadataRules};
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::{
@@ -13,8 +11,7 @@ use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::{
 use machinery::field::{FieldErrors, Path};
 use machinery::{Time, names};
 
-use crate::generic::Hooks;
-use crate::kind::{Kind, Rules, STATUS, age, name, spec_and_bare_status, text};
+use crate::kind::{Hooks, Kind, Rules, STATUS, age, name, spec_and_bare_status, text};
 
 const HTTPS: i32 = 443;
 
@@ -53,7 +50,7 @@ pub(crate) static KIND: Kind<APIService> = Kind {
         }),
         age(),
     ],
-    hooks: |_| Arc::new(Life),
+    hooks: &Life,
     ..Kind::BASE
 };
 

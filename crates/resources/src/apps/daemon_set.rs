@@ -1,7 +1,5 @@
 //! DaemonSet: a pod on each node.
 
-use std::sync::Arc;
-
 use apiserver::request::RequestContext;
 use k8s_openapi::api::apps::v1::{DaemonSet, DaemonSetStatus, RollingUpdateDaemonSet};
 use k8s_openapi::api::core::v1::Container;
@@ -11,8 +9,7 @@ use super::{COUNTS, tidy_counts};
 use crate::core::podspec;
 use crate::defaults::fill;
 use crate::gated::close_template;
-use crate::generic::Hooks;
-use crate::kind::{Kind, Rules, STATUS, age, field, name, spec_and_status, text, wide};
+use crate::kind::{Hooks, Kind, Rules, STATUS, age, field, name, spec_and_status, text, wide};
 use crate::print::{images, labels, names, selector};
 use crate::validate::{warnings, workloads};
 
@@ -83,7 +80,7 @@ pub(crate) static KIND: Kind<DaemonSet> = Kind {
             selector(set.spec.as_ref().map(|spec| &spec.selector)).into()
         })),
     ],
-    hooks: |_| Arc::new(Life),
+    hooks: &Life,
     ..Kind::BASE
 };
 

@@ -1,7 +1,5 @@
 //! Deployment: pods that are replaced step by step when their template changes.
 
-use std::sync::Arc;
-
 use apiserver::request::RequestContext;
 use k8s_openapi::api::apps::v1::{
     Deployment, DeploymentStatus, DeploymentStrategy, RollingUpdateDeployment,
@@ -14,8 +12,7 @@ use super::{COUNTS, tidy_counts};
 use crate::core::podspec;
 use crate::defaults::fill;
 use crate::gated::{Gated, close_part, close_template, gated, taken};
-use crate::generic::Hooks;
-use crate::kind::{Kind, Rules, STATUS, age, field, name, spec_and_status, text, wide};
+use crate::kind::{Hooks, Kind, Rules, STATUS, age, field, name, spec_and_status, text, wide};
 use crate::print::{images, names, selector};
 use crate::scale;
 use crate::validate::{warnings, workloads};
@@ -84,7 +81,7 @@ pub(crate) static KIND: Kind<Deployment> = Kind {
             selector(deployment.spec.as_ref().map(|spec| &spec.selector)).into()
         })),
     ],
-    hooks: |_| Arc::new(Life),
+    hooks: &Life,
     ..Kind::BASE
 };
 

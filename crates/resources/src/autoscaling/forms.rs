@@ -11,8 +11,6 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
-use super::horizontal_pod_autoscaler::cpu_metric;
-
 const METRICS: &str = "autoscaling.alpha.kubernetes.io/metrics";
 const STATUSES: &str = "autoscaling.alpha.kubernetes.io/current-metrics";
 const BEHAVIOR: &str = "autoscaling.alpha.kubernetes.io/behavior";
@@ -377,6 +375,22 @@ fn moved<A: Serialize, B: DeserializeOwned>(value: &A) -> Option<B> {
 /// Those that are what they should be: annotations may hold anything.
 fn parsed<T: DeserializeOwned>(values: Vec<Value>) -> Vec<T> {
     values.into_iter().filter_map(|value| serde_json::from_value(value).ok()).collect()
+}
+
+/// The metric that both versions add by default.
+pub(super) fn cpu_metric(share: i32) -> v2::MetricSpec {
+    v2::MetricSpec {
+        type_: "Resource".into(),
+        resource: Some(v2::ResourceMetricSource {
+            name: "cpu".into(),
+            target: v2::MetricTarget {
+                type_: "Utilization".into(),
+                average_utilization: Some(share),
+                ..Default::default()
+            },
+        }),
+        ..Default::default()
+    }
 }
 
 #[cfg(test)]

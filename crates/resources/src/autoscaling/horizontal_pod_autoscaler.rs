@@ -8,9 +8,10 @@ use k8s_openapi::api::autoscaling::v2::{self, HorizontalPodAutoscaler};
 use machinery::names;
 use release::features::{self, Feature};
 
-use super::forms::Forms;
+use super::forms::{Forms, cpu_metric};
 use crate::gated::{Gated, any, close, gated, taken};
-use crate::kind::{Form, Kind, Rules, STATUS, age, field, name, spec_and_status};
+use crate::generic::Form;
+use crate::kind::{Kind, Rules, STATUS, age, field, name, spec_and_status};
 use crate::validate::at::At;
 use crate::validate::quantity;
 
@@ -113,21 +114,6 @@ fn default(autoscaler: &mut v2::HorizontalPodAutoscaler) {
     }
 }
 
-pub(super) fn cpu_metric(share: i32) -> v2::MetricSpec {
-    v2::MetricSpec {
-        type_: "Resource".into(),
-        resource: Some(v2::ResourceMetricSource {
-            name: "cpu".into(),
-            target: v2::MetricTarget {
-                type_: "Utilization".into(),
-                average_utilization: Some(share),
-                ..Default::default()
-            },
-        }),
-        ..Default::default()
-    }
-}
-
 fn metrics(specs: &[v2::MetricSpec], current: &[v2::MetricStatus]) -> String {
     const SHOWN: usize = 2;
     if specs.is_empty() {
@@ -148,7 +134,7 @@ enum Reading {
     Value,
     /// The average only.
     Average,
-    /// A resource's average, or its share of what is requested.
+    /// A resource's average value, or its average utilization of the requests.
     Utilization,
 }
 

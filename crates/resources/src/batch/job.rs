@@ -1,8 +1,6 @@
 //! Job: pods that run until enough of them have succeeded. The selector, and the labels that it
 //! needs, are the server's to make.
 
-use std::sync::Arc;
-
 use apiserver::request::RequestContext;
 use apiserver::resource::MetadataRules;
 use k8s_openapi::api::batch::v1::{Job, JobSpec};
@@ -12,9 +10,10 @@ use machinery::Object;
 use crate::core::podspec;
 use crate::defaults::fill;
 use crate::gated::close_template;
-use crate::generic::Hooks;
-use crate::kind::{Fields, Kind, Rules, STATUS, age, field, name, spec_and_status, text, wide};
-use crate::print::{human_duration, images, names, selector};
+use crate::kind::{
+    Fields, Hooks, Kind, Rules, STATUS, age, field, name, spec_and_status, text, wide,
+};
+use crate::print::{images, names, selector};
 use crate::validate::{batch, status, warnings};
 
 pub(crate) static KIND: Kind<Job> = Kind {
@@ -68,7 +67,7 @@ pub(crate) static KIND: Kind<Job> = Kind {
         done.unwrap_or_default().to_string()
     })]),
     unknown_field: Some(|field| format!("field label {field:?} not supported for Job")),
-    hooks: |_| Arc::new(Life),
+    hooks: &Life,
     ..Kind::BASE
 };
 
@@ -132,7 +131,7 @@ fn containers(job: &Job) -> &[Container] {
     spec.and_then(|spec| spec.template.spec.as_ref()).map_or(&[], |spec| &spec.containers)
 }
 
-/// Adds what is not there; what contradicts is refused later.
+/// Adds missing labels; validation refuses contradicting ones.
 fn select_own_pods(spec: &mut JobSpec, name: &str, uid: &str) {
     const SELECTED: &str = "batch.kubernetes.io/controller-uid";
     let labels = spec.template.metadata.get_or_insert_default().labels.get_or_insert_default();
@@ -180,7 +179,7 @@ fn duration(job: &Job) -> String {
     let status = job.status.clone().unwrap_or_default();
     let Some(started) = status.start_time else { return String::new() };
     let ended = status.completion_time.map_or_else(base::clock::now, |time| time.0);
-    human_duration(ended.as_second() - started.0.as_second())
+    base::duration::human(ended.as_second() - started.0.as_second())
 }
 
 #[cfg(test)]

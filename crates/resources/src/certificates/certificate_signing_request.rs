@@ -1,7 +1,6 @@
 //! CertificateSigningRequest: who asks is the server's to say, and the request itself never changes.
 
 use std::collections::{BTreeMap, HashSet};
-use std::sync::Arc;
 
 use api::nodes;
 use apiserver::request::RequestContext;
@@ -19,9 +18,8 @@ use x509_parser::certificate::X509Certificate;
 use x509_parser::prelude::FromDer;
 
 use super::signer_name;
-use crate::generic::Hooks;
-use crate::kind::{Fields, Kind, Rules, STATUS, age, field, name, part, text};
-use crate::print::{human_duration, or_none};
+use crate::kind::{Fields, Hooks, Kind, Rules, STATUS, age, field, name, part, text};
+use crate::print::or_none;
 use crate::validate::at::At;
 
 const KUBELET_SERVING: &str = "kubernetes.io/kubelet-serving";
@@ -63,7 +61,7 @@ pub(crate) static KIND: Kind<CertificateSigningRequest> = Kind {
             "api.certificates.v1.CertificateSigningRequestSpec.expirationSeconds",
             |csr| {
                 let lifetime = csr.spec.expiration_seconds;
-                let shown = lifetime.map(|seconds| human_duration(seconds.into()));
+                let shown = lifetime.map(|seconds| base::duration::human(seconds.into()));
                 or_none(shown.unwrap_or_default()).into()
             },
         ),
@@ -75,7 +73,7 @@ pub(crate) static KIND: Kind<CertificateSigningRequest> = Kind {
         ),
     ],
     fields: Fields::Of(&[("spec.signerName", |csr| csr.spec.signer_name.clone())]),
-    hooks: |_| Arc::new(Life),
+    hooks: &Life,
     ..Kind::BASE
 };
 
@@ -297,7 +295,7 @@ fn conditions(list: &At<'_>) {
 
 fn signed_request(at: &At<'_>) {
     let text = STANDARD.decode(at.str()).unwrap_or_default();
-    // By what approvers and signers read it with: what is judged is what they see.
+    // Validated with the parser of approvers and signers, so that all see the same request.
     if let Err(why) = Csr::parse(&text) {
         let shown = if at.is_empty() { Value::Null } else { at.value.clone() };
         at.invalid_as(shown, &why.to_string());
@@ -313,7 +311,7 @@ mod tests {
     use k8s_openapi::api::certificates::v1::CertificateSigningRequestSpec;
 
     use super::*;
-    use crate::kind::AnyKind;
+    use crate::generic::AnyKind;
 
     #[test]
     fn only_the_connection_says_where_a_request_comes_from() {

@@ -75,7 +75,7 @@ fn lease_candidate_update(at: &At<'_>, old: &At<'_>) {
     at.get("spec.leaseName").unchanged(&old.get("spec.leaseName"));
 }
 
-/// Semantic versions by their precedence; what is none counts as `0.0.0`.
+/// Semantic versions by their precedence; an invalid version counts as `0.0.0`.
 fn compare(one: &str, other: &str) -> Ordering {
     fn parts(text: &str) -> (Vec<u64>, Vec<&str>) {
         let text = if is_version(text) { text } else { "0.0.0" };

@@ -1,7 +1,7 @@
 //! AppArmor profiles of old: annotations that say what fields say today.
 //! Upstream: `applyAppArmorVersionSkew` of `pkg/registry/core/pod/strategy.go`.
 //!
-//! In: a new pod. Out: the pod with the fields that its annotations stand for, and a warning for
+//! In: a new pod. Out: the pod with the fields of its annotations, and a warning for
 //! each annotation that no field accompanied. Bad annotations are refused later.
 
 use k8s_openapi::api::core::v1::{AppArmorProfile, Pod, SecurityContext};

@@ -4,22 +4,24 @@ use std::sync::Arc;
 
 use apiserver::Registry;
 use apiserver::request::{Key, RequestContext};
-use apiserver::resource::{CreateHandler, Created};
+use apiserver::resource::{CreateHandler, Created, Review, Storage};
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1::{Binding, Pod};
 use machinery::{Object, StatusError};
 
 use super::pod::actions::Bind;
-use crate::generic::Hooks;
 use crate::kind::Kind;
 
-pub(crate) static KIND: Kind<Binding> =
-    Kind { stored: false, verbs: &["create"], hooks: |_| Arc::new(Bindings), ..Kind::BASE };
+pub(crate) static KIND: Kind<Binding> = Kind {
+    unstored: Some(|| Storage::Review(Arc::new(Bindings))),
+    verbs: &["create"],
+    ..Kind::BASE
+};
 
 struct Bindings;
 
 #[async_trait]
-impl Hooks<Binding> for Bindings {
+impl Review for Bindings {
     async fn review(
         &self,
         registry: &Registry,

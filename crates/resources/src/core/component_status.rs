@@ -1,23 +1,23 @@
-//! ComponentStatus: how the parts of the control plane are, asked when somebody looks.
+//! ComponentStatus: the health of the control plane's components, computed for each request.
 //!
-//! Nothing is stored. The store answers for `etcd-0`; controllers and scheduler are well while
-//! somebody holds their Leases.
+//! Nothing is stored. The store answers for `etcd-0`; controllers and scheduler are healthy while
+//! their Leases have a holder.
 
 use std::sync::Arc;
 
 use apiserver::Registry;
 use apiserver::request::Key;
+use apiserver::resource::{Computed, Storage};
 use async_trait::async_trait;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ComponentCondition, ComponentStatus};
 use machinery::{Object, ObjectMeta, StatusError};
 
-use crate::generic::Hooks;
 use crate::kind::{Kind, name, text};
 
 pub(crate) static KIND: Kind<ComponentStatus> = Kind {
     short: &["cs"],
-    stored: false,
+    unstored: Some(|| Storage::Computed(Arc::new(Components))),
     verbs: &["get", "list"],
     deprecation: "v1 ComponentStatus is deprecated in v1.19+",
     columns: &[
@@ -37,7 +37,6 @@ pub(crate) static KIND: Kind<ComponentStatus> = Kind {
             health(component).and_then(|health| health.error.clone()).unwrap_or_default().into()
         }),
     ],
-    hooks: |_| Arc::new(Components),
     ..Kind::BASE
 };
 
@@ -48,7 +47,7 @@ fn health(component: &ComponentStatus) -> Option<&ComponentCondition> {
 struct Components;
 
 #[async_trait]
-impl Hooks<ComponentStatus> for Components {
+impl Computed for Components {
     async fn computed(
         &self,
         registry: &Registry,
@@ -67,7 +66,7 @@ impl Hooks<ComponentStatus> for Components {
     }
 }
 
-/// Does somebody hold a component's Lease?
+/// Whether a component's Lease has a holder.
 async fn led(registry: &Registry, lease: &str) -> Result<(), String> {
     let found = registry.find::<Lease>("kube-system", lease).await;
     let holder = match found {

@@ -2,7 +2,7 @@
 //! `pkg/registry/core/service/storage/alloc.go`.
 //!
 //! In: the spec of a Service that is about to be judged, the one before, the cluster's families. Out: the
-//! spec with a policy and families, or what is wrong with those that it asks for.
+//! spec with a policy and families, or the errors of the requested ones.
 //!
 //! Invariant: nothing is taken here, so that a refusal has nothing to give back.
 
@@ -128,7 +128,7 @@ fn policy_path() -> Path {
     Path::new("spec").child("ipFamilyPolicy")
 }
 
-/// Who asks for one family gives the second up; who asks for two must not leave one out.
+/// A client that requests one family drops the second one; a client that requests two must name both.
 fn release_second(
     spec: &mut ServiceSpec,
     old: &ServiceSpec,

@@ -1,14 +1,11 @@
 //! Namespaces: deleted in two steps, the first of which marks them as terminating.
 
-use std::sync::Arc;
-
 use apiserver::request::RequestContext;
 use apiserver::resource::{Behaviour, Grace, MetadataRules};
 use k8s_openapi::api::core::v1::{Namespace, NamespaceSpec, NamespaceStatus};
 use machinery::{Object, names};
 
-use crate::generic::Hooks;
-use crate::kind::{Fields, Kind, Made, Rules, STATUS, Sub, age, name, text};
+use crate::kind::{Fields, Hooks, Kind, Made, Rules, STATUS, Sub, age, name, text};
 use crate::validate::{core, status};
 
 /// In `spec.finalizers`; the namespace controller takes it away when the contents are gone.
@@ -59,7 +56,7 @@ pub(crate) static KIND: Kind<Namespace> = Kind {
             status.and_then(|status| status.phase.clone()).unwrap_or_default()
         }),
     ]),
-    hooks: |_| Arc::new(Life),
+    hooks: &Life,
     ..Kind::BASE
 };
 

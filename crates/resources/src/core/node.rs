@@ -1,7 +1,5 @@
 //! Node: a machine that runs pods.
 
-use std::sync::Arc;
-
 use apiserver::request::RequestContext;
 use apiserver::resource::MetadataRules;
 use k8s_openapi::api::core::v1::{Node, NodeSpec, NodeSystemInfo};
@@ -10,10 +8,9 @@ use release::features::Feature;
 use super::podspec;
 use crate::connect::{PROXY_VERBS, Target, to};
 use crate::gated::{Gated, close, gated, taken};
-use crate::generic::Hooks;
 use crate::kind::{
-    Fields, Kind, Made, Parts, Rules, STATUS, Sub, Updates, age, field, name, spec_and_status,
-    text, wide,
+    Fields, Hooks, Kind, Made, Parts, Rules, STATUS, Sub, Updates, age, field, name,
+    spec_and_status, text, wide,
 };
 use crate::print::or_none;
 use crate::validate::{core, warnings};
@@ -81,7 +78,7 @@ pub(crate) static KIND: Kind<Node> = Kind {
         let spec = node.spec.as_ref();
         spec.and_then(|spec| spec.unschedulable).unwrap_or_default().to_string()
     })]),
-    hooks: |_| Arc::new(Life),
+    hooks: &Life,
     ..Kind::BASE
 };
 

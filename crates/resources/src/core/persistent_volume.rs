@@ -90,7 +90,7 @@ fn default(volume: &mut PersistentVolume) {
     podspec::default_source!(spec);
     podspec::round([&mut spec.capacity]);
     let status: &mut PersistentVolumeStatus = volume.status.get_or_insert_default();
-    // Who changes the phase says when; a new volume's begins now.
+    // The writer of a phase sets its time; a new volume's phase starts now.
     if status.phase.is_none() {
         status.phase = Some("Pending".into());
         status.last_phase_transition_time = Some(machinery::Time(base::clock::now_seconds()));

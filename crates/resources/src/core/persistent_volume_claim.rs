@@ -112,7 +112,7 @@ fn close_sources(new: &mut PersistentVolumeClaim, old: Option<&PersistentVolumeC
             )
         });
     }
-    // A claim that was kept before both were filled in stays as it is: it may not change.
+    // A claim that was stored before both were set stays unchanged, because it is immutable.
     if had_source && !had_reference {
         return;
     }

@@ -65,7 +65,7 @@ pub(crate) fn default_pod(spec: &mut PodSpec) {
     let host_network = spec.host_network == Some(true);
     for container in spec.init_containers.iter_mut().flatten().chain(&mut spec.containers) {
         let resources = container.resources.get_or_insert_default();
-        // What is limited and not requested is requested.
+        // A limit without a request is also the request.
         if let Some(limits) = &resources.limits {
             let requests = resources.requests.get_or_insert_default();
             for (name, limit) in limits {

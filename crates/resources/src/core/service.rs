@@ -12,6 +12,7 @@ use std::sync::Arc;
 use apiserver::Registry;
 use apiserver::registry::{DeleteOptions, Intent};
 use apiserver::request::{Key, RequestContext};
+use apiserver::resource::Allocator;
 use async_trait::async_trait;
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::{
@@ -27,9 +28,8 @@ use tokio::sync::OnceCell;
 use super::families;
 use crate::connect::{PROXY_VERBS, Target, to};
 use crate::defaults::fill;
-use crate::generic::Hooks;
 use crate::kind::{
-    Fields, Kind, Made, Rules, STATUS, Sub, age, field, name, spec_and_status, wide,
+    Fields, Hooks, Kind, Made, Rules, STATUS, Sub, age, field, name, spec_and_status, wide,
 };
 use crate::print::{labels, or_none};
 use crate::validate;
@@ -105,20 +105,16 @@ pub(crate) static KIND: Kind<Service> = Kind {
         }),
         ("spec.type", |service| kind(service).into()),
     ]),
-    hooks: |wiring| {
+    hooks: &Life,
+    allocator: Some(|wiring| {
         let node_ports = wiring.map_or(DEFAULT_PORTS, |wiring| wiring.node_ports.clone());
-        Arc::new(Life { node_ports, known: OnceCell::new() })
-    },
+        Arc::new(Addresses { node_ports, known: OnceCell::new() })
+    }),
     ..Kind::BASE
 };
 
-struct Life {
-    node_ports: RangeInclusive<u16>,
-    /// Set once all Services that there were have their claims.
-    known: OnceCell<()>,
-}
+struct Life;
 
-#[async_trait]
 impl Hooks<Service> for Life {
     fn prepare_create(&self, _ctx: &RequestContext, service: &mut Service) {
         // Upstream: `normalizeClusterIPs`. A client that writes the list must write both.
@@ -132,14 +128,26 @@ impl Hooks<Service> for Life {
         carry_allocations(service.spec.get_or_insert_default(), old.spec.as_ref());
         default_ip_modes(service);
     }
+}
 
+/// Gives Services their cluster IPs and node ports.
+struct Addresses {
+    node_ports: RangeInclusive<u16>,
+    /// Set when all Services that existed before have their claims.
+    known: OnceCell<()>,
+}
+
+#[async_trait]
+impl Allocator for Addresses {
     async fn settle(
         &self,
         registry: &Registry,
         ctx: &RequestContext,
-        service: &mut Service,
-        old: Option<&Service>,
+        object: &mut dyn Object,
+        old: Option<&dyn Object>,
     ) -> Result<(), StatusError> {
+        let (service, old) =
+            (object.expect_mut::<Service>(), old.map(|old| old.expect::<Service>()));
         if ctx.subresource == "status" || kind(service) == "ExternalName" {
             return Ok(());
         }
@@ -167,18 +175,21 @@ impl Hooks<Service> for Life {
         &self,
         registry: &Registry,
         ctx: &RequestContext,
-        service: &mut Service,
-        old: Option<&Service>,
+        object: &mut dyn Object,
+        old: Option<&dyn Object>,
     ) -> Result<(), StatusError> {
         if ctx.subresource == "status" {
             return Ok(());
         }
+        let (service, old) =
+            (object.expect_mut::<Service>(), old.map(|old| old.expect::<Service>()));
         self.known.get_or_try_init(|| settle(registry)).await?;
         self.allocate_addresses(registry, ctx, service).await?;
         self.allocate_ports(registry, ctx, service, old).await
     }
 
-    async fn release(&self, registry: &Registry, had: &Service, now: Option<&Service>) {
+    async fn release(&self, registry: &Registry, had: &dyn Object, now: Option<&dyn Object>) {
+        let (had, now) = (had.expect::<Service>(), now.map(|now| now.expect::<Service>()));
         let kept: BTreeSet<&str> = now.into_iter().flat_map(addresses_of).collect();
         for ip in addresses_of(had).filter(|ip| !kept.contains(ip)) {
             release_address(registry, ip, had).await;
@@ -189,18 +200,21 @@ impl Hooks<Service> for Life {
         }
     }
 
-    async fn abandoned(&self, registry: &Registry, service: &Service) {
+    async fn abandoned(&self, registry: &Registry, service: &dyn Object) {
         match registry.find::<Service>(service.namespace(), service.name()).await {
-            Ok(there) => self.release(registry, service, there.as_ref()).await,
-            // It is found to belong to nobody by whoever wants it, or by the repair (`addresses.rs`).
+            Ok(there) => {
+                let there = there.as_ref().map(|there| there as &dyn Object);
+                self.release(registry, service, there).await;
+            }
+            // The next Service that wants the address, or the repair (`addresses.rs`), releases it.
             Err(error) => tracing::warn!(
-                service = service.name(), %error, "what a failed write took stays taken for a while"
+                service = service.name(), %error, "failed to release the addresses of a failed write; the repair releases them"
             ),
         }
     }
 }
 
-/// What is wrong with the addresses and families that a Service asks for.
+/// Errors of the addresses and families that a Service requests.
 fn wrong_addresses(service: &Service, old: Option<&Service>) -> FieldErrors {
     let tree = service.to_value();
     let old = old.map(|old| old.to_value());
@@ -255,7 +269,7 @@ fn default_spec(spec: &mut ServiceSpec) {
     spec.cluster_ip.take_if(|ip| ip.is_empty());
 }
 
-/// Addresses of a load balancer are told to the pods' nodes as its own, unless it says otherwise.
+/// The default of `ipMode`: nodes treat the load balancer's addresses as virtual IPs.
 fn default_ip_modes(service: &mut Service) {
     if kind(service) != "LoadBalancer" {
         return;
@@ -268,8 +282,8 @@ fn default_ip_modes(service: &mut Service) {
     }
 }
 
-/// What only the old type had goes with it, unless the client says it anew. Upstream: the same rule
-/// for each field.
+/// Drops fields that only the old type has, unless the client sets them again. Upstream has the same
+/// rule for each field.
 fn drop_fields_of_old_type(spec: &mut ServiceSpec, old: &ServiceSpec) {
     let (new_type, old_type) =
         [&*spec, old].map(|spec| spec.type_.clone().unwrap_or_default()).into();
@@ -360,7 +374,7 @@ fn numbers_of(spec: &ServiceSpec) -> BTreeSet<i32> {
     spec.ports.iter().flatten().filter_map(|port| port.node_port).collect()
 }
 
-impl Life {
+impl Addresses {
     async fn allocate_addresses(
         &self,
         registry: &Registry,
@@ -486,7 +500,7 @@ impl Life {
         u16::try_from(number).ok().filter(|port| self.node_ports.contains(port))
     }
 
-    /// Takes the port that is asked for, or says why nobody gets it.
+    /// Claims the requested port, or returns why it cannot be used.
     async fn take_port(
         &self,
         registry: &Registry,
@@ -735,11 +749,11 @@ async fn release_address(registry: &Registry, ip: &str, had: &Service) {
             delete_address(registry, &address).await;
         }
         Ok(_) => {}
-        Err(error) => tracing::warn!(ip, %error, "an address that nobody needs stays taken"),
+        Err(error) => tracing::warn!(ip, %error, "failed to release the cluster IP"),
     }
 }
 
-/// Deletes this very object, whoever may have made another of its name.
+/// Deletes exactly this object, not a newer one with the same name.
 pub async fn delete_address(registry: &Registry, address: &IPAddress) {
     let options = DeleteOptions {
         precondition_uid: address.metadata.uid.clone(),
@@ -749,7 +763,7 @@ pub async fn delete_address(registry: &Registry, address: &IPAddress) {
     match registry.write(&ctx, &key, Intent::Delete { options }).await {
         Err(error) if !error.is(Reason::NotFound) && !error.is(Reason::Conflict) => {
             let ip = address.name();
-            tracing::warn!(ip, %error, "an address that nobody needs stays taken");
+            tracing::warn!(ip, %error, "failed to release the cluster IP");
         }
         _ => {}
     }
@@ -991,7 +1005,7 @@ pub(crate) mod tests {
         let expected = json!({"type": "ExternalName", "externalName": "foo.example.com",
             "ports": [{"port": 80}]});
         check(old.clone(), sent.clone(), expected);
-        // What the client says anew stays, to be judged.
+        // Fields that the client sets again stay, and are validated.
         sent["ports"] = port(30002.into());
         sent["externalTrafficPolicy"] = "Local".into();
         let expected = json!({"type": "ExternalName", "externalName": "foo.example.com",

@@ -23,7 +23,7 @@ pub(crate) static KIND: Kind<EndpointSlice> = Kind {
         (&new.endpoints, &new.ports, &new.metadata.labels)
             != (&old.endpoints, &old.ports, &old.metadata.labels)
     }),
-    // A client that sends an empty list owns it, and nobody sees the list.
+    // A client that sends an empty list owns the field, though the list is not shown.
     gated: |new, _| {
         new.endpoints.take_if(|endpoints| endpoints.is_empty());
     },

@@ -11,8 +11,8 @@ use k8s_openapi::api::events::v1 as events;
 use machinery::object::{Codec, Typed};
 use machinery::{Object, StatusError, Time, names};
 
-use crate::generic::Hooks;
-use crate::kind::{Fields, Form, Kind, Rules, as_name, field, wide};
+use crate::generic::Form;
+use crate::kind::{Fields, Kind, Rules, as_name, field, wide};
 use crate::print::since;
 use crate::validate;
 
@@ -105,7 +105,8 @@ const EVENT: Kind<core::Event> = Kind {
         // As events.k8s.io calls it.
         ("reportingController", |event| text(&event.reporting_component)),
     ]),
-    hooks: |_| Arc::new(Life),
+    // Without a lease, the Event stays.
+    ttl_seconds: || Some(TTL_SECONDS.load(Ordering::Relaxed)).filter(|seconds| *seconds > 0),
     ..Kind::BASE
 };
 
@@ -130,15 +131,6 @@ fn shown(event: &core::Event) -> String {
     let component = source.component.or(event.reporting_component.clone()).unwrap_or_default();
     let host = source.host.or(event.reporting_instance.clone()).filter(|host| !host.is_empty());
     host.map_or(component.clone(), |host| format!("{component}, {host}"))
-}
-
-struct Life;
-
-impl Hooks<core::Event> for Life {
-    fn ttl_seconds(&self) -> Option<i64> {
-        // Without a lease: the Event stays.
-        Some(TTL_SECONDS.load(Ordering::Relaxed)).filter(|seconds| *seconds > 0)
-    }
 }
 
 /// events.k8s.io/v1 ↔ core/v1.

@@ -1,4 +1,4 @@
-//! storage.k8s.io: classes of volumes, drivers, and what is attached where.
+//! storage.k8s.io: classes of volumes, drivers, and attachments.
 
 use machinery::names;
 

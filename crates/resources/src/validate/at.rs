@@ -211,7 +211,7 @@ impl<'a> At<'a> {
         }
     }
 
-    /// Of text: what is absent is shown as empty.
+    /// For texts: a missing value is shown as empty.
     pub(crate) fn invalid_text(&self, detail: &str) {
         self.errors().invalid(&self.path, self.str(), detail);
     }

@@ -1,4 +1,4 @@
-//! What no pod of this process' API server may have, whoever asks: upstream's capabilities.
+//! Capabilities of this process' API server, such as `--allow-privileged`. They hold for all users.
 //!
 //! In: a flag, once, before anything is served. Out: an answer for the validation of containers, which
 //! knows nothing but the object. That is why it is of the process, as upstream's is.

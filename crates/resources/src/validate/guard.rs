@@ -4,8 +4,8 @@
 //! kind, the path and the name if the schema has no such field. A misspelt name would be `null`, and its
 //! check would never fire.
 //!
-//! Invariant: a place in a built-in kind's object knows its definition in [`api::facts`]. Whoever makes
-//! an object of the right kind and runs a rule over it therefore tests each name that the rule asks for;
+//! Invariant: a place in a built-in kind's object knows its definition in [`api::facts`]. A test that
+//! runs a rule over an object of the right kind therefore tests each field name of the rule;
 //! the tests of this module run all rules over objects with all fields.
 
 #[cfg(test)]

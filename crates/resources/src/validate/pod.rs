@@ -87,7 +87,7 @@ fn annotations(at: &At<'_>, spec: &At<'_>) {
     app_armor_annotations(at, spec);
 }
 
-/// An annotation that holds JSON, if it is there. Its errors are told at `notes`.
+/// An annotation that holds JSON, if it exists. Its errors name the path `notes`.
 pub(crate) fn json_annotation(notes: &At<'_>, key: &str) {
     let text = notes.key(key);
     let text = text.str();

@@ -253,7 +253,7 @@ fn session_affinity(spec: &At<'_>) {
     }
 }
 
-/// Addresses and families alone, for whoever chooses the families.
+/// Only the addresses and families, for the choice of the families.
 pub(crate) fn addresses(at: &At<'_>, old: Option<&At<'_>>) {
     cluster_ips(&at.get("spec"), old);
 }

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::at::At;
 
-/// Declared, not programmed, upstream: what is shown is nothing.
+/// Upstream declares these rules: their errors show no value.
 pub(crate) fn immutable(at: &At<'_>, old: &At<'_>) {
     if at.value != old.value {
         at.invalid_as(Value::Null, "field is immutable");

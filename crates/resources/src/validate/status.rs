@@ -7,7 +7,7 @@
 use std::collections::HashSet;
 
 use machinery::names;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::at::At;
 use super::batch::index_count;
@@ -375,6 +375,8 @@ fn first_in_both(completed: &str, failed: &str, completions: i64) -> Option<i64>
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
     use crate::validate::at::judge_both;
 

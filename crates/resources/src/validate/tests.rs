@@ -362,7 +362,7 @@ fn workload(kind: &str, selector: Value) -> Value {
     object
 }
 
-/// What is said of an object, without the values.
+/// The errors of an object, without the values.
 fn said(kind: &str, object: &Value) -> Vec<String> {
     let errors = judge(object, rule(kind).create);
     errors.0.iter().map(ToString::to_string).collect()

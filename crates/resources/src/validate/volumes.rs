@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::at::At;
 use super::{quantity, storage};
 
-/// A source: its field, its name in paths, what is checked of it.
+/// A volume source: its field, its name in paths, its rule.
 pub(crate) struct Source {
     pub(crate) field: &'static str,
     /// Upstream's word for it in "may not specify more than 1 volume type".

@@ -241,14 +241,6 @@ fn app_armor_annotation(at: &At<'_>, container: &At<'_>, out: &mut Vec<String>) 
     }
 }
 
-pub(crate) fn pod(at: &At<'_>, out: &mut Vec<String>) {
-    let wrong = names::dns1123_label(at.get("metadata.name").str());
-    if !wrong.is_empty() {
-        out.push(format!("metadata.name: this is used in the Pod's hostname, which can result in surprising behavior; a DNS label is recommended: [{}]", wrong.join(" ")));
-    }
-    template(at, out);
-}
-
 /// Pods and templates of pods.
 pub(crate) fn template(at: &At<'_>, out: &mut Vec<String>) {
     const GONE: &str = "non-functional in v1.27+; use the \"seccompProfile\" field instead";
@@ -399,7 +391,7 @@ impl<'a> Port<'a> {
         Self { container, host, host_ip, at }
     }
 
-    /// What is unwise about having both.
+    /// The warning for an object that sets both.
     fn beside(&self, other: &Self) -> Option<&'static str> {
         if self.host == other.host && self.host_ip == other.host_ip {
             Some("duplicate")

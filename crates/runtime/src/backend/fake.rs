@@ -93,10 +93,6 @@ impl Fake {
         world.missing.insert(name.to_owned());
     }
 
-    pub fn set_network_ready(&self, ready: bool) {
-        self.world().network_ready = ready;
-    }
-
     /// Sets whether the runtime reports support for user namespaces.
     pub fn set_user_namespaces(&self, supported: bool) {
         self.world().user_namespaces = supported;

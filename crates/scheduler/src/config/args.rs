@@ -1,7 +1,7 @@
 //! Arguments of plugins, typed and checked.
 //!
-//! In: what a file says of each plugin. Out: [`Args`], and what upstream would say is wrong: fields
-//! that nobody knows ([`Unread`]) before values that will not do.
+//! In: the arguments of each plugin in a file. Out: [`Args`], or upstream's errors: unknown fields
+//! ([`Unread`]) before invalid values.
 //! Upstream: `types_pluginargs.go`, `validation_pluginargs.go`.
 
 use std::time::Duration;
@@ -12,7 +12,7 @@ use machinery::names;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// Of all plugins of a profile.
+/// The arguments of all plugins of a profile.
 #[derive(Clone, Debug)]
 pub struct Args {
     pub fit: Scoring,
@@ -30,7 +30,7 @@ pub struct Args {
     /// Deviation: a minute, not ten, unless a file says otherwise: it takes a writer meanwhile, and
     /// the pod is tried again after it.
     pub bind_timeout: Duration,
-    /// How long devices are looked for on one node. `Some(None)`: for ever, says a file.
+    /// The timeout of the search for devices on one node. `Some(None)`: the file sets no timeout.
     pub filter_timeout: Option<Option<Duration>>,
     /// How long devices may take to be made ready, if a file says it.
     pub binding_timeout: Option<Duration>,
@@ -70,7 +70,7 @@ pub struct Scoring {
 pub enum Strategy {
     LeastAllocated,
     MostAllocated,
-    /// Points of utilization (percent) and score (0..=10).
+    /// ExtensionPoints of utilization (percent) and score (0..=10).
     RequestedToCapacityRatio(Vec<(i64, i64)>),
 }
 
@@ -90,7 +90,7 @@ fn usual() -> Vec<ResourceWeight> {
 /// Why a file's arguments cannot be read.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Unread {
-    /// Fields that nobody knows: all such are told together.
+    /// Unknown fields: one error lists them all.
     Strict(String),
     /// They are something else altogether.
     Wrong(String),
@@ -211,7 +211,7 @@ const READERS: &[(&str, Read)] = &[
 ];
 
 impl Args {
-    /// Takes over what a file says about one plugin. Plugins that nobody knows may have any.
+    /// Reads the arguments of one plugin from a file. Unknown plugins may have any arguments.
     pub(super) fn set(
         &mut self,
         plugin: &str,

@@ -44,7 +44,7 @@ impl Default for Config {
     }
 }
 
-/// Why a file will not do, in words for the person who wrote it.
+/// Why a configuration cannot be used, in words for its author.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct ConfigError(pub String);
@@ -88,7 +88,7 @@ pub struct ExtenderTls {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ManagedResource {
     pub name: String,
-    /// Whether it fits is the extender's business alone.
+    /// Only the extender checks whether it fits.
     #[serde(default)]
     pub ignored_by_scheduler: bool,
 }
@@ -108,7 +108,7 @@ struct File {
     extenders: Vec<Extender>,
 }
 
-/// What concerns the process and not its decisions: known, and left to flags.
+/// Fields about the process and not its decisions: accepted, but flags set them.
 const OF_THE_PROCESS: [&str; 5] = [
     "leaderElection",
     "clientConnection",
@@ -203,8 +203,7 @@ impl File {
     }
 }
 
-/// `general` is the share of nodes for profiles that do not say theirs; `unknown`: fields that nobody
-/// knows.
+/// `general`: the percentage of nodes for profiles that set none; `unknown`: the unknown fields.
 fn profiles(
     files: Vec<ProfileFile>,
     general: Option<i64>,
@@ -299,7 +298,7 @@ mod tests {
         Config::parse(&format!("{head}{rest}")).map_err(|error| error.0)
     }
 
-    /// What the file is refused for, or nothing.
+    /// The error of the file, or an empty text.
     fn check(rest: &str, expected: &str) {
         let found = parse(rest).map(drop).err().unwrap_or_default();
         assert!(

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize;
 
-use super::{Args, DEFAULT_NAME};
+use super::{Args, ConfigError, DEFAULT_NAME};
 
 /// One scheduler's name, with the way it decides.
 #[derive(Clone, Debug)]
@@ -62,7 +62,7 @@ impl Point {
     ];
 }
 
-/// A plugin that is wanted; weight 0 stands for 1.
+/// An enabled plugin; weight 0 means 1.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Chosen {
@@ -71,7 +71,7 @@ pub struct Chosen {
     pub weight: i64,
 }
 
-/// What is enabled and disabled at a point, or at all.
+/// The enabled and disabled plugins of an extension point, or of all.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Set {
@@ -85,7 +85,7 @@ impl Set {
     }
 }
 
-/// As in a file.
+/// The form in a configuration file.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(super) struct PluginsFile {
@@ -125,7 +125,7 @@ impl PluginsFile {
     }
 }
 
-/// The defaults with a file's changes, in order: what is configured anew keeps its place.
+/// The defaults with a file's changes, in order: a plugin that is configured again keeps its place.
 fn merge(custom: &Set) -> Vec<Chosen> {
     let mut all = vec![];
     let mut placed = BTreeSet::new();
@@ -167,21 +167,22 @@ impl Choices {
         &self,
         point: Point,
         has: impl Fn(&str) -> Option<bool>,
-    ) -> Result<Vec<Chosen>, String> {
+    ) -> Result<Vec<Chosen>, ConfigError> {
         let set = &self.points[&point];
+        let unknown = |name: &str| ConfigError(format!("{point:?}Plugin {name:?} does not exist"));
+        let again = |name: &str| {
+            ConfigError(format!("plugin {name:?} already registered as \"{point:?}Plugin\""))
+        };
         let mut seen = BTreeSet::new();
         for one in &set.enabled {
             let name = &one.name;
             match has(name) {
-                None => return Err(format!("{point:?}Plugin {name:?} does not exist")),
+                None => return Err(unknown(name)),
                 Some(false) => {
-                    return Err(format!("plugin {name:?} does not extend {point:?}Plugin plugin"));
+                    let why = format!("plugin {name:?} does not extend {point:?}Plugin plugin");
+                    return Err(ConfigError(why));
                 }
-                Some(true) if !seen.insert(name) => {
-                    return Err(format!(
-                        "plugin {name:?} already registered as \"{point:?}Plugin\""
-                    ));
-                }
+                Some(true) if !seen.insert(name) => return Err(again(name)),
                 Some(true) => {}
             }
         }
@@ -190,14 +191,12 @@ impl Choices {
         let mut multi = BTreeSet::new();
         for one in &self.everywhere {
             let name = &one.name;
-            let Some(has_point) = has(name) else {
-                return Err(format!("{point:?}Plugin {name:?} does not exist"));
-            };
+            let has_point = has(name).ok_or_else(|| unknown(name))?;
             if !has_point || set.disables(name) || seen.contains(name) {
                 continue;
             }
             if !multi.insert(name) {
-                return Err(format!("plugin {name:?} already registered as \"{point:?}Plugin\""));
+                return Err(again(name));
             }
             order.push(one.clone());
         }
@@ -220,7 +219,7 @@ mod tests {
         let has = |name: &str| (name != "X").then(|| name.contains('f'));
         match choices.at(Point::Filter, has) {
             Ok(order) => order.into_iter().map(|one| one.name).collect::<Vec<_>>().join(" "),
-            Err(why) => why,
+            Err(why) => why.0,
         }
     }
 
@@ -230,7 +229,7 @@ mod tests {
         assert_eq!(order(&all, "{}"), "af cf df");
         assert_eq!(order(&all, "{disabled: [{name: cf}, {name: Nobody}]}"), "af df");
         assert_eq!(order(&all, "{disabled: [{name: '*'}], enabled: [{name: df}]}"), "df");
-        // What is named goes first, what is new last.
+        // Named plugins come first, new plugins last.
         assert_eq!(order(&all, "{enabled: [{name: ef}, {name: df}]}"), "df af cf ef");
         assert_eq!(order(&all, "{enabled: [{name: X}]}"), "FilterPlugin \"X\" does not exist");
         assert_eq!(order(&["X"], "{}"), "FilterPlugin \"X\" does not exist");

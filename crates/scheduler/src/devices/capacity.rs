@@ -11,7 +11,7 @@ use machinery::quantity::{Amount, Format};
 
 use super::Consumed;
 
-/// What is asked for, by name of the capacity.
+/// The requested amounts by the capacity's name.
 pub type Wanted = BTreeMap<String, Quantity>;
 
 /// Nought where it is none: the API lets none in.
@@ -19,7 +19,7 @@ pub fn amount(quantity: &Quantity) -> Amount {
     Amount::parse(&quantity.0).unwrap_or_default()
 }
 
-/// Is what is left enough? `gone` is what others have of it.
+/// Whether the rest is enough. `gone` is the amount that others use.
 pub fn suffices(wanted: Option<&Wanted>, device: &Device, gone: &Consumed) -> bool {
     let empty = BTreeMap::new();
     let capacity = device.capacity.as_ref().unwrap_or(&empty);
@@ -36,7 +36,7 @@ pub fn suffices(wanted: Option<&Wanted>, device: &Device, gone: &Consumed) -> bo
     })
 }
 
-/// What a request takes of a device.
+/// The capacity that a request consumes of a device.
 pub fn consumed(wanted: Option<&Wanted>, device: &Device) -> Wanted {
     let capacity = device.capacity.iter().flatten();
     capacity.map(|(name, one)| (name.clone(), consumed_of(wanted, name, one))).collect()

@@ -5,7 +5,7 @@
 //!  claims, classes ─► plans (what is asked for) ───────────────┴► search ─► allocations
 //! ```
 //!
-//! In: what drivers offer, what is taken, a node, claims. Out: an allocation for each claim, or none
+//! In: drivers' ResourceSlices, allocated devices, a node, claims. Out: an allocation for each claim, or none
 //! for any. Upstream: `k8s.io/dynamic-resource-allocation/structured`.
 //!
 //! Invariants: pure; the same question has the same answer (pools by name, slices by name, devices in
@@ -31,10 +31,10 @@ use machinery::quantity::Amount;
 pub use outcome::score;
 pub use selectors::Selectors;
 
-/// Of one claim. Upstream: `AllocationResultsMaxSize`.
+/// The maximum number of results of one claim. Upstream: `AllocationResultsMaxSize`.
 const MOST_RESULTS: usize = 32;
-/// Devices that are looked at for one node before the search is given up, unless a file says for how
-/// long: whoever decides holds up all other decisions.
+/// The number of devices that the search tries for one node, unless the configuration sets a timeout:
+/// a long search delays all other pods.
 const MOST_STEPS: usize = 100_000;
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -53,7 +53,7 @@ impl fmt::Display for DeviceId {
 /// Capacities by name.
 pub type Consumed = BTreeMap<String, Amount>;
 
-/// What claims have already.
+/// The devices that claims already have.
 #[derive(Clone, Debug, Default)]
 pub struct Taken {
     whole: BTreeSet<DeviceId>,
@@ -66,7 +66,7 @@ impl Taken {
         let results =
             allocation.devices.iter().flat_map(|devices| devices.results.iter().flatten());
         for result in results {
-            // Those who administer a device do not take it from others.
+            // Admin access does not allocate the device.
             if result.admin_access == Some(true) {
                 continue;
             }
@@ -92,7 +92,7 @@ impl Taken {
     }
 }
 
-/// What there is to give.
+/// The devices that can be allocated.
 #[derive(Clone, Debug, Default)]
 pub struct World {
     pub slices: Vec<Arc<ResourceSlice>>,
@@ -116,7 +116,7 @@ impl Default for Limit {
 }
 
 impl Limit {
-    /// As a configuration file says it; `None`: for ever.
+    /// From the configuration file; `None`: no timeout.
     pub fn of(time: Option<Duration>) -> Self {
         Self { steps: usize::MAX, time }
     }
@@ -135,7 +135,7 @@ pub enum Failure {
     /// A claim or a class is wrong, whichever node it is.
     #[error("{0}")]
     Broken(String),
-    /// What is offered to this node is.
+    /// The pools of this node.
     #[error("invalid resource pools were encountered")]
     InvalidPools,
     #[error("timed out trying to allocate devices")]

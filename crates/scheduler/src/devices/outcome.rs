@@ -1,4 +1,4 @@
-//! What is written down about what was found: results, configuration, where it can be used.
+//! The allocation result: devices, configuration, and the nodes that can use them.
 
 use k8s_openapi::api::core::v1::{NodeSelector, NodeSelectorRequirement, NodeSelectorTerm};
 use k8s_openapi::api::resource::v1::{
@@ -54,7 +54,7 @@ fn device_result(plan: &Plan<'_>, one: Chosen, offer: &Offer<'_>) -> DeviceReque
     }
 }
 
-/// Of the classes, each once, then of the claim.
+/// The configuration of the classes, each once, then of the claim.
 fn configuration(plan: &Plan<'_>, picked: &[usize]) -> Vec<DeviceAllocationConfiguration> {
     let mut all: Vec<DeviceAllocationConfiguration> = vec![];
     let mut of_class: Vec<(Option<&str>, std::ops::Range<usize>)> = vec![];
@@ -93,7 +93,7 @@ fn configuration(plan: &Plan<'_>, picked: &[usize]) -> Vec<DeviceAllocationConfi
     all
 }
 
-/// Where all of the devices can be used; an error is the number of terms that is not one.
+/// The node selector of all devices; an error is the number of selector terms, if it is not one.
 fn node_selector(
     chosen: &[Chosen],
     offer: &Offer<'_>,

@@ -1,4 +1,4 @@
-//! What claims ask for, with defaults and classes looked up.
+//! The requests of claims, with defaults and device classes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use super::{Failure, title};
 /// One way to satisfy a request.
 #[derive(Debug)]
 pub struct Ask {
-    /// Of the request,
+    /// The count of the request,
     pub base: String,
     /// and of the alternative, if it is one.
     pub sub: Option<String>,
@@ -28,7 +28,7 @@ pub struct Ask {
 }
 
 impl Ask {
-    /// As results name it.
+    /// Its name in results.
     pub fn name(&self) -> String {
         match &self.sub {
             Some(sub) => format!("{}/{sub}", self.base),
@@ -36,12 +36,12 @@ impl Ask {
         }
     }
 
-    /// As messages name it.
+    /// Its name in messages.
     pub fn short_name(&self) -> &str {
         self.sub.as_deref().unwrap_or(&self.base)
     }
 
-    /// Is this request among these? A request stands for its alternatives; none for all.
+    /// Whether this request is in the list. A request includes its alternatives; an empty list means all.
     pub fn is_one_of(&self, requests: Option<&Vec<String>>) -> bool {
         let requests = requests.map_or(&[][..], Vec::as_slice);
         requests.is_empty() || requests.iter().any(|one| *one == self.base || *one == self.name())

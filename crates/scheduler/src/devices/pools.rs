@@ -1,7 +1,7 @@
-//! What is offered to a node: pools of devices, as far as they can be relied on.
+//! The pools of devices of a node that are complete and valid.
 //!
-//! A pool's slices may be many; while they are replaced, some are old or missing. Only what is whole
-//! is given away. Upstream: `GatherPools`.
+//! A pool's slices may be many; while they are replaced, some are old or missing. Only devices of complete
+//! pools are allocated. Upstream: `GatherPools`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -28,7 +28,7 @@ pub struct Pool {
     pub driver: String,
     pub name: String,
     pub state: State,
-    /// What is left of what the pool's devices share.
+    /// The remaining shared counters of the pool.
     pub counters: Counters,
 }
 
@@ -188,7 +188,7 @@ pub fn consumption(device: &Device) -> impl Iterator<Item = ((String, String), A
     device.consumes_counters.iter().flatten().flat_map(of_set)
 }
 
-/// `None`: a set is there twice, or devices take of what is not there.
+/// `None`: a counter set exists twice, or devices consume counters that do not exist.
 fn counters_left(
     mine: &[&ResourceSlice],
     rest: &[&ResourceSlice],

@@ -25,7 +25,7 @@ pub struct Chosen {
     pub consumed: Option<Wanted>,
 }
 
-/// What one claim gets.
+/// The allocation of one claim.
 pub struct Solution {
     pub chosen: Vec<Chosen>,
     /// Which way each request went.
@@ -58,7 +58,7 @@ struct Search<'a> {
     taken: &'a Taken,
     place: Place<'a>,
     selectors: &'a Selectors,
-    /// Whether a device is what is asked for does not depend on what is chosen.
+    /// Whether a device fits a request does not depend on the other choices.
     selected: HashMap<(At, usize), bool>,
     /// The candidates of those that ask for all.
     all: HashMap<At, Vec<usize>>,
@@ -109,7 +109,7 @@ impl<'a> Search<'a> {
         self.ask(at).count.unwrap_or_else(all)
     }
 
-    /// Finds out how many all are, and refuses what is too much anyway.
+    /// Counts the devices of requests for all, and refuses requests that exceed the limit.
     fn prepare(&mut self) -> Result<(), Failure> {
         let plans = self.plans;
         for (claim, plan) in plans.iter().enumerate() {
@@ -216,7 +216,7 @@ impl<'a> Search<'a> {
         Ok(false)
     }
 
-    /// What comes behind a device that was taken, which is given back if that leads nowhere.
+    /// Continues the search with an allocated device, and releases it if the search fails.
     fn after(&mut self, at: At, number: usize, start: usize) -> Result<bool, Stop> {
         let done = self.device(at, number + 1, start);
         if !matches!(done, Ok(true)) {

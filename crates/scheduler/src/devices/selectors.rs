@@ -1,4 +1,4 @@
-//! Selectors of devices: CEL over a device's attributes and capacity.
+//! Device selectors: CEL expressions over a device's attributes and capacity.
 //!
 //! Programs are kept, as classes are used again and again. Upstream:
 //! `k8s.io/dynamic-resource-allocation/cel`.
@@ -10,7 +10,7 @@ use cel::environments::{self, Domains};
 use cel::{Budget, Program, Value};
 use k8s_openapi::api::resource::v1::{Device, DeviceAttribute};
 
-/// Of one evaluation. Upstream: `CELSelectorExpressionMaxCost`.
+/// The maximum cost of one evaluation. Upstream: `CELSelectorExpressionMaxCost`.
 const MOST_COST: u64 = 1_000_000;
 /// Programs that are kept.
 const MOST_PROGRAMS: usize = 128;
@@ -37,7 +37,7 @@ impl Selectors {
         compiled
     }
 
-    /// Does the selector select the device? Or what is wrong with it.
+    /// Whether the selector selects the device, or the selector's error.
     pub fn matches(&self, expression: &str, driver: &str, device: &Device) -> Result<bool, String> {
         let program = self.compiled(expression);
         let program = match &*program {

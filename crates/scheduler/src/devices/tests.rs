@@ -1,4 +1,4 @@
-//! What claims get of what is offered.
+//! The allocation of devices to claims.
 
 use serde_json::{Value, from_value, json};
 
@@ -97,7 +97,7 @@ fn allocated_within(
     allocate(world, Place { node: "n1", labels: &labels, limit }, &claims, &Selectors::default())
 }
 
-/// `request=device` of all claims in order, `none`, or what is wrong.
+/// `request=device` of all claims in order, `none`, or the error.
 fn found(world: &World, claims: &[Value]) -> String {
     match allocated(world, claims) {
         Ok(None) => "none".into(),

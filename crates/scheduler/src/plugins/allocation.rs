@@ -12,7 +12,7 @@ use crate::resources::Resources;
 /// The highest score of a shape's point.
 const MAX_SHAPE_SCORE: i64 = 10;
 
-/// What of a resource would be taken, was, and there is.
+/// The amounts of a resource: used with the pod, used before, and allocatable.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Taken {
     with_pod: i64,
@@ -63,7 +63,7 @@ pub fn score(scoring: &Scoring, pod: &PodInfo, node: &NodeInfo) -> i64 {
                     false => taken.with_pod * 100 / taken.capacity,
                 };
                 let score = along(shape, share);
-                // What scores nothing does not weigh.
+                // A resource without a score has no weight.
                 if score == 0 {
                     continue;
                 }
@@ -97,7 +97,7 @@ fn along(shape: &[(i64, i64)], share: i64) -> i64 {
     shape.last().map_or(0, |(_, score)| scaled(*score))
 }
 
-/// How much the pod evens out what is taken of the node: 75 if nothing changes.
+/// How much the pod balances the node's used resources: 75 if nothing changes.
 pub fn balance(resources: &[ResourceWeight], pod: &PodInfo, node: &NodeInfo) -> i64 {
     let all = resources.iter().filter_map(|one| taken(&one.name, pod, node, true));
     let with_pod = evenness(all.clone().map(|one| (one.with_pod, one.capacity)));

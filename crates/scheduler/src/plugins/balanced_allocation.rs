@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::cluster::Cluster;
 use crate::config::ResourceWeight;
-use crate::framework::{CycleState, Next, Points, PreScore, Row, Score};
+use crate::framework::{CycleState, ExtensionPoints, Next, PreScore, Row, Score};
 use crate::node::NodeInfo;
 use crate::pod::PodInfo;
 
@@ -13,7 +13,11 @@ pub const ROW: Row = Row {
     weight: 1,
     build: |handle| {
         let plugin = Arc::new(BalancedAllocation(handle.args.balanced.clone()));
-        Points { pre_score: Some(plugin.clone()), score: Some(plugin), ..Default::default() }
+        ExtensionPoints {
+            pre_score: Some(plugin.clone()),
+            score: Some(plugin),
+            ..Default::default()
+        }
     },
     hint: super::hints::never,
 };

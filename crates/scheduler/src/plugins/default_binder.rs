@@ -2,18 +2,19 @@
 
 use std::sync::Arc;
 
-use client::{Client, ErrorExt, Gvr};
+use client::{Client, Gvr};
 use futures::future::BoxFuture;
 use http::Method;
 use serde_json::json;
 
-use crate::framework::{Bind, Points, Row};
+use crate::error::BindError;
+use crate::framework::{Bind, ExtensionPoints, Row};
 use crate::pod::PodInfo;
 
 pub const ROW: Row = Row {
     name: "DefaultBinder",
     weight: 0,
-    build: |handle| Points {
+    build: |handle| ExtensionPoints {
         bind: Some(Arc::new(DefaultBinder { client: handle.client.clone() })),
         ..Default::default()
     },
@@ -25,7 +26,7 @@ struct DefaultBinder {
 }
 
 impl Bind for DefaultBinder {
-    fn bind<'a>(&'a self, pod: &'a PodInfo, node: &'a str) -> BoxFuture<'a, Result<(), String>> {
+    fn bind<'a>(&'a self, pod: &'a PodInfo, node: &'a str) -> BoxFuture<'a, Result<(), BindError>> {
         let binding = json!({
             "apiVersion": "v1", "kind": "Binding",
             "metadata": {"name": pod.key.name, "namespace": pod.key.namespace, "uid": pod.uid},
@@ -34,11 +35,9 @@ impl Bind for DefaultBinder {
         Box::pin(async move {
             let pods = Gvr::new("", "v1", "pods");
             let path = format!("{}/binding", pods.object(Some(&pod.key.namespace), &pod.key.name));
-            let sent = self
-                .client
-                .call(Method::POST, &path, "application/json", binding.to_string())
-                .await;
-            sent.map(drop).map_err(|error| error.text())
+            let body = binding.to_string();
+            self.client.call(Method::POST, &path, "application/json", body).await?;
+            Ok(())
         })
     }
 }

@@ -12,7 +12,7 @@ use jiff::Timestamp;
 use machinery::selector::Selector;
 
 use crate::cluster::Cluster;
-use crate::framework::{Diagnosis, Framework, Points, PostFilter, PostFiltered, Row};
+use crate::framework::{Diagnosis, ExtensionPoints, Framework, PostFilter, PostFiltered, Row};
 use crate::node::NodeInfo;
 use crate::objects::Objects;
 use crate::pod::PodInfo;
@@ -26,7 +26,7 @@ pub const ROW: Row = Row {
             least: handle.args.min_candidates,
             objects: handle.objects.clone(),
         };
-        Points { post_filter: Some(Arc::new(plugin)), ..Default::default() }
+        ExtensionPoints { post_filter: Some(Arc::new(plugin)), ..Default::default() }
     },
     hint: super::hints::never,
 };
@@ -119,7 +119,7 @@ impl DefaultPreemption {
             let status = budget.status.clone().unwrap_or_default();
             let selector = budget.spec.as_ref().and_then(|spec| spec.selector.as_ref());
             Budget {
-                // Of none at all this selects nothing, of an empty one everything.
+                // A missing selector selects nothing, an empty one everything.
                 selector: selector.map_or(Selector::nothing(), |selector| {
                     Selector::from_api(Some(selector)).unwrap_or(Selector::nothing())
                 }),
@@ -236,7 +236,7 @@ mod tests {
         check(0, &[], &["a", "b", "c"]);
         check(1, &[], &["b", "c"]);
         check(3, &[], &[]);
-        // Whose going is counted already costs nothing.
+        // A victim whose deletion is already counted costs nothing.
         check(1, &["a"], &["c"]);
     }
 

@@ -1,4 +1,4 @@
-//! Devices that have to be made ready before a pod that has them can be bound: their conditions.
+//! Binding conditions: devices that must be ready before their pod is bound.
 //! Upstream: `isClaimReadyForBinding`, `isClaimTimeout`.
 
 use std::time::Duration;
@@ -8,6 +8,7 @@ use k8s_openapi::api::resource::v1::{
 };
 
 use crate::claims::allocation;
+use crate::error::BindError;
 
 fn results(claim: &ResourceClaim) -> impl Iterator<Item = &DeviceRequestAllocationResult> {
     let devices = allocation(claim).and_then(|one| one.devices.as_ref());
@@ -15,8 +16,8 @@ fn results(claim: &ResourceClaim) -> impl Iterator<Item = &DeviceRequestAllocati
     results.filter(|one| one.binding_conditions.as_ref().is_some_and(|all| !all.is_empty()))
 }
 
-/// Are all devices ready? An error says that one never will be.
-pub fn is_ready(claim: &ResourceClaim) -> Result<bool, String> {
+/// Whether all devices are ready. An error means that a device will never be ready.
+pub fn is_ready(claim: &ResourceClaim) -> Result<bool, BindError> {
     for result in results(claim) {
         let known = claim.status.iter().flat_map(|status| status.devices.iter().flatten());
         let is_it = |one: &&AllocatedDeviceStatus| {
@@ -33,11 +34,11 @@ pub fn is_ready(claim: &ResourceClaim) -> Result<bool, String> {
         };
         let failed = result.binding_failure_conditions.iter().flatten().find_map(is_true);
         if let Some(failed) = failed {
-            let name = claim.metadata.name.as_deref().unwrap_or_default();
-            return Err(format!(
-                "device binding failed: claim={name}, reason={}, message={:?}",
-                failed.reason, failed.message
-            ));
+            return Err(BindError::DeviceFailed {
+                claim: claim.metadata.name.clone().unwrap_or_default(),
+                reason: failed.reason.clone(),
+                message: failed.message.clone(),
+            });
         }
         if !result.binding_conditions.iter().flatten().all(|kind| is_true(kind).is_some()) {
             return Ok(false);
@@ -46,7 +47,7 @@ pub fn is_ready(claim: &ResourceClaim) -> Result<bool, String> {
     Ok(true)
 }
 
-/// Has the claim waited for its devices for longer than that?
+/// Whether the claim has waited for its devices for longer than `longest`.
 pub fn is_overdue(claim: &ResourceClaim, longest: Duration) -> bool {
     let since = allocation(claim).and_then(|one| one.allocation_timestamp.as_ref());
     results(claim).next().is_some()
@@ -71,7 +72,8 @@ mod tests {
                     "devices": [{"driver": "d", "pool": "p", "device": "x",
                         "conditions": conditions}]}}))
             .unwrap();
-            assert_eq!(is_ready(&claim), expected.map_err(str::to_owned));
+            let found = is_ready(&claim).map_err(|why| why.to_string());
+            assert_eq!(found, expected.map_err(str::to_owned));
         };
         let condition = |kind: &str, status: &str| {
             json!({"type": kind, "status": status, "reason": "R", "message": "m",

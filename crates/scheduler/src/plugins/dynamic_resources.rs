@@ -1,8 +1,8 @@
-//! Pods go where the devices are that their claims ask for, or have.
+//! Schedules pods to nodes with the devices of their ResourceClaims.
 //!
-//! Filter finds devices on a node for all claims that have none; Reserve keeps those of the node that
-//! was chosen; PreBind writes them down, and that the pod uses the claims. Extended resources that
-//! classes stand for are one claim more (`extended_claim.rs`). Upstream: `dynamicresources`.
+//! Filter finds devices on a node for all claims that have none; Reserve keeps the devices of the
+//! chosen node; PreBind writes the allocations and the pod's reservations. Extended resources that
+//! DeviceClasses provide are one more claim (`extended_claim.rs`). Upstream: `dynamicresources`.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -20,13 +20,14 @@ use serde_json::json;
 
 use super::device_readiness::{is_overdue, is_ready};
 use super::extended_claim::{self, Extended, Promise, Promises};
-use crate::claims::{Claims, allocation};
+use crate::claims::{Claims, FINALIZER, allocation, name_of};
 use crate::cluster::Cluster;
 use crate::devices::{self, Failure, Limit, Place, Selectors, World};
+use crate::error::BindError;
 use crate::framework::{
-    ClusterEvent, CycleState, Diagnosis, Filter, Framework, Next, Points, PostBind, PostFilter,
-    PostFiltered, PreBind, PreEnqueue, PreFilter, PreScore, Rejection, Reserve, Row, Score,
-    normalize,
+    ClusterEvent, CycleState, Diagnosis, ExtensionPoints, Filter, Framework, Next, PostBind,
+    PostFilter, PostFiltered, PreBind, PreEnqueue, PreFilter, PreScore, Rejection, Reserve, Row,
+    Score, normalize,
 };
 use crate::node::NodeInfo;
 use crate::pod::{ClaimName, PodInfo};
@@ -34,8 +35,6 @@ use crate::resources::Resources;
 use crate::selector;
 
 const NAME: &str = "DynamicResources";
-/// Held while something is allocated.
-pub(super) const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
 /// Deviation: not as long as [`LONGEST`], unless a file says so: it takes a writer meanwhile, and the
 /// pod is tried again after it.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -46,7 +45,7 @@ pub const ROW: Row = Row {
     name: NAME,
     weight: 2,
     build: |handle| {
-        let Some(objects) = handle.objects.clone() else { return Points::default() };
+        let Some(objects) = handle.objects.clone() else { return ExtensionPoints::default() };
         let plugin = Arc::new(DynamicResources {
             client: handle.client.clone(),
             claims: objects.claims,
@@ -56,7 +55,7 @@ pub const ROW: Row = Row {
             patience: handle.args.binding_timeout.unwrap_or(PATIENCE),
             longest: handle.args.binding_timeout.unwrap_or(LONGEST),
         });
-        Points {
+        ExtensionPoints {
             pre_enqueue: Some(plugin.clone()),
             pre_filter: Some(plugin.clone()),
             filter: Some(plugin.clone()),
@@ -84,7 +83,7 @@ pub const ROW: Row = Row {
             };
             *freed || (*changed && is_own())
         }
-        // What it was to have is not taken after all.
+        // Its tentative devices are free again.
         ClusterEvent::PodRemoved(other) => wants_devices(other),
         _ => false,
     },
@@ -95,7 +94,7 @@ struct DynamicResources {
     claims: Claims,
     selectors: Selectors,
     promises: Promises,
-    /// Of a search on one node.
+    /// The timeout of a search on one node.
     limit: Limit,
     /// Devices that are made ready are waited for so long at a time,
     patience: Duration,
@@ -108,11 +107,11 @@ type Allocations = Vec<AllocationResult>;
 /// A pod's claims, for one attempt.
 struct Found {
     claims: Vec<Arc<ResourceClaim>>,
-    /// Those that have nothing yet,
+    /// The claims without an allocation,
     open: Vec<Arc<ResourceClaim>>,
     /// and one more if extended resources are devices here.
     extended: Option<Extended>,
-    /// What they could have.
+    /// The devices that they could get.
     world: Arc<World>,
     /// What Filter found for them, by node. A mutex, as Filter sees the state of all nodes at once.
     by_node: Mutex<BTreeMap<String, Allocations>>,
@@ -139,12 +138,8 @@ fn wants_devices(pod: &PodInfo) -> bool {
     !pod.device_claims.is_empty() || !pod.extended.is_empty()
 }
 
-pub(super) fn no<T>(why: impl Into<Cow<'static, str>>) -> Result<T, Rejection> {
+fn no<T>(why: impl Into<Cow<'static, str>>) -> Result<T, Rejection> {
     Err(Rejection::unresolvable(why))
-}
-
-pub(super) fn name_of(claim: &ResourceClaim) -> &str {
-    claim.metadata.name.as_deref().unwrap_or_default()
 }
 
 fn is_reserved_for(pod: &PodInfo, claim: &ResourceClaim) -> bool {
@@ -289,7 +284,7 @@ impl Filter for DynamicResources {
 }
 
 impl PostFilter for DynamicResources {
-    /// A claim that nobody uses can be freed if that is where it keeps the pod from.
+    /// Deallocates an unused claim if its allocation keeps the pod from all nodes.
     fn post_filter(
         &self,
         _: &Framework,
@@ -326,7 +321,11 @@ impl PostFilter for DynamicResources {
             let name = name_of(&freed).to_owned();
             let api: Api<ResourceClaim> = client.api(freed.metadata.namespace.as_deref());
             if let Err(error) = api.replace_status(&name, &PostParams::default(), &freed).await {
-                tracing::warn!(claim = name, error = error.text(), "a claim cannot be freed");
+                tracing::warn!(
+                    claim = name,
+                    error = error.text(),
+                    "failed to deallocate the ResourceClaim"
+                );
             }
         };
         PostFiltered { work: Some(work.boxed()), ..said("deallocation of ResourceClaim completed") }
@@ -393,12 +392,16 @@ impl Reserve for DynamicResources {
 }
 
 impl PreBind for DynamicResources {
-    fn pre_bind<'a>(&'a self, pod: &'a PodInfo, _: &'a str) -> BoxFuture<'a, Result<(), String>> {
+    fn pre_bind<'a>(
+        &'a self,
+        pod: &'a PodInfo,
+        _: &'a str,
+    ) -> BoxFuture<'a, Result<(), BindError>> {
         Box::pin(async move {
             if !wants_devices(pod) {
                 return Ok(());
             }
-            let mut claims = self.claims_of(pod).map_err(|why| why.reasons.join(", "))?;
+            let mut claims = self.claims_of(pod).map_err(BindError::Rejected)?;
             for claim in &claims {
                 if !is_reserved_for(pod, claim) {
                     self.write(pod, claim).await?;
@@ -413,7 +416,7 @@ impl PreBind for DynamicResources {
         })
     }
 
-    /// Others may have the claims; what they hold stays with them.
+    /// Other pods may use the claims too; only this pod's reservation is removed.
     fn take_back<'a>(&'a self, pod: &'a PodInfo, _: &'a str) -> BoxFuture<'a, ()> {
         Box::pin(async move {
             if !wants_devices(pod) {
@@ -441,8 +444,8 @@ impl PostBind for DynamicResources {
 }
 
 impl DynamicResources {
-    /// Writes what was decided, and that the pod uses the claim.
-    async fn write(&self, pod: &PodInfo, claim: &ResourceClaim) -> Result<(), String> {
+    /// Writes the allocation and the pod's reservation.
+    async fn write(&self, pod: &PodInfo, claim: &ResourceClaim) -> Result<(), BindError> {
         let allocation = self.claims.decided(claim);
         let api: Api<ResourceClaim> = self.client.api(Some(&pod.key.namespace));
         let name = name_of(claim);
@@ -450,7 +453,7 @@ impl DynamicResources {
         let refused = Mutex::new(None);
         let (api, allocation, first, refused) = (&api, &allocation, &first, &refused);
         let written = retry_on_conflict(|| async move {
-            // After a conflict, the claim as it is now.
+            // After a conflict, reads the current claim.
             let known = first.lock().expect("taking does not panic").take();
             let claim = match known {
                 Some(claim) => claim,
@@ -473,15 +476,20 @@ impl DynamicResources {
             api.replace_status(name, &PostParams::default(), &claim).await.map(Some)
         })
         .await;
-        let place = format!("{}/{name}", pod.key.namespace);
-        let what = if allocation.is_some() { "allocation and reservation" } else { "reservation" };
         match written {
             Ok(Some(claim)) => {
                 self.claims.written(&claim);
                 Ok(())
             }
-            Ok(None) => Err(refused.lock().expect("as above").take().unwrap_or_default()),
-            Err(error) => Err(format!("add {what} to claim {place}: {}", error.text())),
+            Ok(None) => Err(refused.lock().expect("as above").take().expect("a refused claim")),
+            Err(error) => {
+                let what = match allocation {
+                    Some(_) => "allocation and reservation",
+                    None => "reservation",
+                };
+                let action = format!("add {what} to claim {}/{name}", pod.key.namespace);
+                Err(BindError::Write { action, error: Box::new(error) })
+            }
         }
     }
 
@@ -489,7 +497,7 @@ impl DynamicResources {
         &self,
         pod: &PodInfo,
         claims: &[Arc<ResourceClaim>],
-    ) -> Result<(), String> {
+    ) -> Result<(), BindError> {
         let mut changes = self.claims.changes();
         let ready = async {
             loop {
@@ -507,7 +515,7 @@ impl DynamicResources {
                 }
             }
         };
-        let late = |_| Err("device binding timeout: context deadline exceeded".to_owned());
+        let late = |_| Err(BindError::DevicesTimeout);
         tokio::time::timeout(self.patience, ready).await.unwrap_or_else(late)
     }
 }
@@ -517,24 +525,21 @@ fn waits(allocation: &AllocationResult) -> bool {
     results.any(|one| one.binding_conditions.as_ref().is_some_and(|all| !all.is_empty()))
 }
 
-/// The claim as the pod needs it. Pure but for the time.
+/// Adds the allocation and the reservation to the claim. Pure except for the time.
 fn reserved(
     mut claim: ResourceClaim,
     pod: &PodInfo,
     new: Option<&AllocationResult>,
-) -> Result<ResourceClaim, String> {
+) -> Result<ResourceClaim, BindError> {
     let title = format!("{}/{}", pod.key.namespace, name_of(&claim));
+    let changed = |change| Err(BindError::ClaimChanged { claim: title, change });
     if claim.metadata.deletion_timestamp.is_some() {
-        return Err(format!("claim {title} got deleted in the meantime"));
+        return changed("deleted");
     }
     let status = claim.status.get_or_insert_default();
     match (new, &status.allocation) {
-        (Some(_), Some(_)) => {
-            return Err(format!("claim {title} got allocated elsewhere in the meantime"));
-        }
-        (None, None) => {
-            return Err(format!("claim {title} got deallocated elsewhere in the meantime"));
-        }
+        (Some(_), Some(_)) => return changed("allocated elsewhere"),
+        (None, None) => return changed("deallocated elsewhere"),
         (Some(new), None) => status.allocation = Some(new.clone()),
         (None, Some(_)) => {}
     }

@@ -1,7 +1,7 @@
 //! The special claim of a pod whose extended resources are devices.
 //!
 //! ```text
-//! PreFilter  which resources classes stand for; one left over from an earlier attempt is in the way
+//! PreFilter  which resources classes provide; one left over from an earlier attempt is in the way
 //! Filter     what this node does not offer itself becomes a claim in memory, for this node
 //! Reserve    the devices are decided, the claim is promised
 //! PreBind    the claim is written: created, allocated, reserved; the pod's status names it
@@ -22,15 +22,15 @@ use k8s_openapi::api::resource::v1::{DeviceClaim, ResourceClaim, ResourceClaimSp
 use machinery::{ObjectMeta, OwnerReference};
 use serde_json::json;
 
-use super::dynamic_resources::{FINALIZER, name_of, no};
-use crate::claims::{Claims, EXTENDED};
+use crate::claims::{Claims, EXTENDED, FINALIZER, name_of};
+use crate::error::BindError;
 use crate::extended;
 use crate::framework::Rejection;
 use crate::metrics;
 use crate::pod::PodInfo;
 use crate::resources::Resources;
 
-/// What a pod's extended resources mean for an attempt.
+/// The effect of a pod's extended resources on an attempt.
 pub enum Extended {
     /// A claim of an earlier attempt is still there: what it has may not do any more.
     Stale(Arc<ResourceClaim>),
@@ -48,7 +48,7 @@ pub struct Promise {
 }
 
 impl Extended {
-    /// `None`: no class stands for anything that the pod asks for.
+    /// `None`: no class provides a resource that the pod requests.
     pub fn of(claims: &Claims, pod: &PodInfo) -> Option<Self> {
         if pod.extended.is_empty() {
             return None;
@@ -65,10 +65,10 @@ impl Extended {
         Some(claims.extended(&pod.uid).map_or(Self::Backed(backed), Self::Stale))
     }
 
-    /// What the pod needs on a node that can give that much; `None`: the node has it all itself.
+    /// The classes that the pod needs on a node with these resources; `None`: the node has all resources itself.
     pub fn on(&self, pod: &PodInfo, allocatable: &Resources) -> Result<Option<Promise>, Rejection> {
         let Self::Backed(backed) = self else {
-            return no("cannot schedule extended resource claim");
+            return Err(Rejection::unresolvable("cannot schedule extended resource claim"));
         };
         let mut wanted = BTreeMap::new();
         for (name, amount) in &pod.requests.scalar {
@@ -80,7 +80,9 @@ impl Extended {
                 Some(class) if offered.unwrap_or(0) == 0 => {
                     wanted.insert(name.clone(), class.clone());
                 }
-                _ if offered.is_none() => return no("cannot fit resource"),
+                _ if offered.is_none() => {
+                    return Err(Rejection::unresolvable("cannot fit resource"));
+                }
                 _ => {}
             }
         }
@@ -98,7 +100,7 @@ impl Extended {
     }
 }
 
-/// Its uid stands for it until the API gives it one.
+/// It has this uid until the API sets one.
 fn metadata(pod: &PodInfo) -> ObjectMeta {
     let owner = OwnerReference {
         api_version: "v1".into(),
@@ -133,7 +135,7 @@ impl Promises {
         self.all().insert(pod.uid.clone(), promise);
     }
 
-    /// It is kept, or not to be kept any more.
+    /// The promise is fulfilled or given up.
     pub fn end(&self, pod: &PodInfo) {
         self.all().remove(&pod.uid);
     }
@@ -144,7 +146,7 @@ impl Promises {
         client: &Client,
         claims: &Claims,
         pod: &PodInfo,
-    ) -> Result<Option<ResourceClaim>, String> {
+    ) -> Result<Option<ResourceClaim>, BindError> {
         let Some(promise) = self.all().get(&pod.uid).cloned() else { return Ok(None) };
         let mut claim = (*promise.claim).clone();
         claim.metadata.name = None;
@@ -154,7 +156,8 @@ impl Promises {
         metrics::claim_created(created.is_ok());
         let created = created.map_err(|error| {
             let namespace = &pod.key.namespace;
-            format!("create claim for extended resources {namespace}/: {}", error.text())
+            let action = format!("create claim for extended resources {namespace}/");
+            BindError::Write { action, error: Box::new(error) }
         })?;
         if let Some(promise) = self.all().get_mut(&pod.uid) {
             promise.created = Some(name_of(&created).to_owned());
@@ -163,8 +166,8 @@ impl Promises {
         Ok(Some(created))
     }
 
-    /// Writes into the pod's status which container has what of the claim.
-    pub async fn tell(&self, client: &Client, pod: &PodInfo, claim: &str) -> Result<(), String> {
+    /// Writes the containers' requests of the claim into the pod's status.
+    pub async fn tell(&self, client: &Client, pod: &PodInfo, claim: &str) -> Result<(), BindError> {
         let mappings = self.all().get(&pod.uid).map(|one| one.mappings.clone());
         let patch = json!({"metadata": {"uid": pod.uid}, "status": {"extendedResourceClaimStatus":
             {"requestMappings": mappings.unwrap_or_default(), "resourceClaimName": claim}}});
@@ -172,11 +175,12 @@ impl Promises {
         let patch = Patch::Strategic(&patch);
         let done = api.patch_status(&pod.key.name, &PatchParams::default(), &patch).await;
         done.map(drop).map_err(|error| {
-            format!("update pod {} ExtendedResourceClaimStatus: {}", pod.key, error.text())
+            let action = format!("update pod {} ExtendedResourceClaimStatus", pod.key);
+            BindError::Write { action, error: Box::new(error) }
         })
     }
 
-    /// Deletes what was created for a pod that is not bound after all.
+    /// Deletes the claim of a pod that was not bound.
     pub async fn take_back(&self, client: &Client, pod: &PodInfo) {
         let created = self.all().get(&pod.uid).and_then(|promise| promise.created.clone());
         if let Some(name) = created {
@@ -185,7 +189,7 @@ impl Promises {
     }
 }
 
-/// Deletes a claim that may be held, whatever it has.
+/// Deletes a claim, its finalizer included.
 pub async fn delete(client: &Client, namespace: &str, name: &str) {
     let api: &Api<ResourceClaim> = &client.api(Some(namespace));
     let freed = retry_on_conflict(|| async move {
@@ -201,7 +205,11 @@ pub async fn delete(client: &Client, namespace: &str, name: &str) {
     };
     match done {
         Err(error) if !error.is_not_found() => {
-            tracing::warn!(claim = name, error = error.text(), "a claim cannot be deleted");
+            tracing::warn!(
+                claim = name,
+                error = error.text(),
+                "failed to delete the ResourceClaim"
+            );
         }
         _ => {}
     }

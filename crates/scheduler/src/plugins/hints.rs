@@ -5,14 +5,14 @@
 //! `QueueingHintFn`s of the plugins, `EventsToRegister`.
 //!
 //! Invariants: a plugin's hint looks at what that plugin looks at, and no more: whichever plugin
-//! rejected a node, only its own change of mind helps there. Where a hint cannot know it says yes: a pod
+//! rejected a node, only its own new answer can help there. Where a hint cannot know it says yes: a pod
 //! that is not woken waits for minutes.
 
 use crate::framework::ClusterEvent;
 use crate::node::NodeInfo;
 use crate::pod::PodInfo;
 
-/// Of plugins that only a new node can please, or another spec.
+/// The hint of plugins that only a new node or a changed node spec can satisfy.
 pub fn node_appears(_: &PodInfo, event: &ClusterEvent) -> bool {
     matches!(event, ClusterEvent::NodeAdded(_) | ClusterEvent::PodUpdated)
 }
@@ -26,7 +26,7 @@ pub fn becomes(event: &ClusterEvent, holds: impl Fn(&NodeInfo) -> bool) -> bool 
     }
 }
 
-/// Of plugins that look at nodes' labels in ways of their own.
+/// The hint of plugins that read nodes' labels.
 pub fn is_labelled(_: &PodInfo, event: &ClusterEvent) -> bool {
     match event {
         ClusterEvent::NodeUpdated { old, new } => old.labels != new.labels,

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use crate::cluster::Cluster;
-use crate::framework::{CycleState, MAX_SCORE, Points, Row, Score};
+use crate::framework::{CycleState, ExtensionPoints, MAX_SCORE, Row, Score};
 use crate::node::NodeInfo;
 use crate::pod::PodInfo;
 
 pub const ROW: Row = Row {
     name: "ImageLocality",
     weight: 1,
-    build: |_| Points { score: Some(Arc::new(ImageLocality)), ..Default::default() },
+    build: |_| ExtensionPoints { score: Some(Arc::new(ImageLocality)), ..Default::default() },
     hint: super::hints::never,
 };
 

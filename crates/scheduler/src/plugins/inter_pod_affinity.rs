@@ -8,8 +8,8 @@ use std::sync::Arc;
 use super::hints;
 use crate::cluster::Cluster;
 use crate::framework::{
-    ClusterEvent, CycleState, Filter, MAX_SCORE, Next, Points, PreFilter, PreScore, Rejection, Row,
-    Score,
+    ClusterEvent, CycleState, ExtensionPoints, Filter, MAX_SCORE, Next, PreFilter, PreScore,
+    Rejection, Row, Score,
 };
 use crate::node::NodeInfo;
 use crate::pod::{PodInfo, Term};
@@ -26,7 +26,7 @@ pub const ROW: Row = Row {
             hard_weight: handle.args.hard_pod_affinity_weight,
             ignores_others: handle.args.ignore_preferred_terms_of_existing_pods,
         });
-        Points {
+        ExtensionPoints {
             pre_filter: Some(plugin.clone()),
             filter: Some(plugin.clone()),
             pre_score: Some(plugin.clone()),
@@ -59,7 +59,7 @@ pub(super) fn neighbours_change(pod: &PodInfo, event: &ClusterEvent) -> bool {
 }
 
 struct InterPodAffinity {
-    /// What a required term of a pod that is there counts in scoring.
+    /// The weight of a required term of an existing pod in scoring.
     hard_weight: i64,
     /// Pods that are there do not attract or repel one without terms of its own.
     ignores_others: bool,

@@ -24,7 +24,7 @@ async fn framework(tasks: &Tasks, collections: Vec<(&'static str, Vec<Value>)>) 
     Framework::new(PLUGINS, &Profile::default(), &handle).expect("the default profile")
 }
 
-/// Where a pod goes, or why nowhere.
+/// The node of a pod, or why it has none.
 fn placed(framework: &Framework, pod: &PodInfo, cluster: &crate::cluster::Cluster) -> String {
     framework.schedule(pod, cluster).unwrap_or_else(|why| why.to_string())
 }
@@ -202,7 +202,7 @@ async fn pods_follow_their_claims_for_devices() {
     let why = framework.pre_enqueue(&pod("p", awaited)).expect_err("no claim yet").1;
     assert_eq!(why.reasons, ["pod \"default/p\": ResourceClaim not created yet"]);
 
-    // A claim that nobody uses is freed for the pod.
+    // An unused claim is deallocated for the pod.
     let gone = wants("gone");
     let why = framework.schedule(&gone, &all).expect_err("it is elsewhere");
     let outcome = framework.post_filter(&gone, &all, &why);
@@ -228,8 +228,9 @@ async fn what_happens_to_claims_wakes_those_that_wait_for_them() {
     let check = |claim: &str, freed: bool, changed: bool, expected: bool| {
         let claim = client::ObjectKey::new("default", claim);
         let event = ClusterEvent::ClaimChanged { claim, freed, changed };
-        let helps = framework.helps(&["DynamicResources"].into(), &wants("own"), &event);
-        assert_eq!(helps, expected, "{event:?}");
+        let is_worth =
+            framework.is_worth_requeuing(&["DynamicResources"].into(), &wants("own"), &event);
+        assert_eq!(is_worth, expected, "{event:?}");
     };
     check("own", false, true, true);
     check("own", false, false, false);
@@ -319,8 +320,8 @@ async fn a_class_wakes_those_that_it_may_stand_for() {
     let check = |pod: &PodInfo, is_new: bool, resource: Option<&str>, expected: bool| {
         let (name, resource) = ("gpu".to_owned(), resource.map(str::to_owned));
         let event = ClusterEvent::ClassChanged { name, is_new, resource };
-        let helps = framework.helps(&["NodeResourcesFit"].into(), pod, &event);
-        assert_eq!(helps, expected, "{event:?}");
+        let is_worth = framework.is_worth_requeuing(&["NodeResourcesFit"].into(), pod, &event);
+        assert_eq!(is_worth, expected, "{event:?}");
     };
     let explicit = asks("p", "example.com/gpu", "1");
     check(&explicit, true, Some("example.com/gpu"), true);

@@ -7,7 +7,8 @@ use k8s_openapi::api::core::v1::{NodeAffinity as Added, NodeSelector, PreferredS
 use super::hints;
 use crate::cluster::Cluster;
 use crate::framework::{
-    ClusterEvent, CycleState, Filter, Next, Points, PreScore, Rejection, Row, Score, normalize,
+    ClusterEvent, CycleState, ExtensionPoints, Filter, Next, PreScore, Rejection, Row, Score,
+    normalize,
 };
 use crate::node::NodeInfo;
 use crate::pod::PodInfo;
@@ -18,7 +19,7 @@ pub const ROW: Row = Row {
     weight: 2,
     build: |handle| {
         let plugin = Arc::new(NodeAffinity::new(handle.args.added_affinity.clone()));
-        Points {
+        ExtensionPoints {
             filter: Some(plugin.clone()),
             pre_score: Some(plugin.clone()),
             score: Some(plugin),

@@ -2,14 +2,17 @@
 
 use std::sync::Arc;
 
-use crate::framework::{ClusterEvent, CycleState, Filter, Points, Rejection, Row};
+use crate::framework::{ClusterEvent, CycleState, ExtensionPoints, Filter, Rejection, Row};
 use crate::node::NodeInfo;
 use crate::pod::PodInfo;
 
 pub const ROW: Row = Row {
     name: "NodeDeclaredFeatures",
     weight: 0,
-    build: |_| Points { filter: Some(Arc::new(NodeDeclaredFeatures)), ..Default::default() },
+    build: |_| ExtensionPoints {
+        filter: Some(Arc::new(NodeDeclaredFeatures)),
+        ..Default::default()
+    },
     hint: |pod, event| match event {
         ClusterEvent::NodeUpdated { old, new } => old.declared != new.declared,
         event => super::hints::node_appears(pod, event),

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use crate::framework::{CycleState, Filter, Points, Rejection, Row};
+use crate::framework::{CycleState, ExtensionPoints, Filter, Rejection, Row};
 use crate::node::NodeInfo;
 use crate::pod::PodInfo;
 
 pub const ROW: Row = Row {
     name: "NodeName",
     weight: 0,
-    build: |_| Points { filter: Some(Arc::new(NodeName)), ..Default::default() },
+    build: |_| ExtensionPoints { filter: Some(Arc::new(NodeName)), ..Default::default() },
     hint: super::hints::node_appears,
 };
 

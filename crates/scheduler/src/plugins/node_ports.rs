@@ -4,14 +4,16 @@ use std::sync::Arc;
 
 use super::hints;
 use crate::cluster::Cluster;
-use crate::framework::{ClusterEvent, CycleState, Filter, Next, Points, PreFilter, Rejection, Row};
+use crate::framework::{
+    ClusterEvent, CycleState, ExtensionPoints, Filter, Next, PreFilter, Rejection, Row,
+};
 use crate::node::NodeInfo;
 use crate::pod::PodInfo;
 
 pub const ROW: Row = Row {
     name: "NodePorts",
     weight: 0,
-    build: |_| Points {
+    build: |_| ExtensionPoints {
         pre_filter: Some(Arc::new(NodePorts)),
         filter: Some(Arc::new(NodePorts)),
         ..Default::default()

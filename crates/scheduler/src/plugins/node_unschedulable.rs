@@ -5,14 +5,14 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Taint;
 
 use super::hints;
-use crate::framework::{ClusterEvent, CycleState, Filter, Points, Rejection, Row};
+use crate::framework::{ClusterEvent, CycleState, ExtensionPoints, Filter, Rejection, Row};
 use crate::node::{NodeInfo, tolerates_all};
 use crate::pod::PodInfo;
 
 pub const ROW: Row = Row {
     name: "NodeUnschedulable",
     weight: 0,
-    build: |_| Points { filter: Some(Arc::new(NodeUnschedulable)), ..Default::default() },
+    build: |_| ExtensionPoints { filter: Some(Arc::new(NodeUnschedulable)), ..Default::default() },
     hint: is_open,
 };
 

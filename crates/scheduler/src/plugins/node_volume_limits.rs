@@ -8,7 +8,9 @@ use std::sync::Arc;
 
 use super::hints;
 use crate::cluster::Cluster;
-use crate::framework::{ClusterEvent, CycleState, Filter, Next, Points, PreFilter, Rejection, Row};
+use crate::framework::{
+    ClusterEvent, CycleState, ExtensionPoints, Filter, Next, PreFilter, Rejection, Row,
+};
 use crate::node::NodeInfo;
 use crate::objects::Objects;
 use crate::pod::PodInfo;
@@ -20,10 +22,14 @@ pub const ROW: Row = Row {
     build: |handle| {
         let (Some(volumes), Some(objects)) = (handle.volumes.clone(), handle.objects.clone())
         else {
-            return Points::default();
+            return ExtensionPoints::default();
         };
         let plugin = Arc::new(NodeVolumeLimits { volumes, objects });
-        Points { pre_filter: Some(plugin.clone()), filter: Some(plugin), ..Default::default() }
+        ExtensionPoints {
+            pre_filter: Some(plugin.clone()),
+            filter: Some(plugin),
+            ..Default::default()
+        }
     },
     hint: |pod, event| {
         matches!(event, ClusterEvent::DriversChanged)

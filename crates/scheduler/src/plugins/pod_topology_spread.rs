@@ -14,8 +14,8 @@ use machinery::selector::Selector;
 
 use crate::cluster::Cluster;
 use crate::framework::{
-    ClusterEvent, CycleState, Filter, MAX_SCORE, Next, Points, PreFilter, PreScore, Rejection, Row,
-    Score,
+    ClusterEvent, CycleState, ExtensionPoints, Filter, MAX_SCORE, Next, PreFilter, PreScore,
+    Rejection, Row, Score,
 };
 use crate::node::NodeInfo;
 use crate::objects::Objects;
@@ -37,7 +37,7 @@ pub const ROW: Row = Row {
             is_listed: handle.args.default_spread.is_some(),
             objects: handle.objects.clone(),
         });
-        Points {
+        ExtensionPoints {
             pre_filter: Some(plugin.clone()),
             filter: Some(plugin.clone()),
             pre_score: Some(plugin.clone()),
@@ -132,7 +132,7 @@ fn scope<'a>(spread: &Spread, pod: &PodInfo, needed: impl Iterator<Item = &'a Sp
 
 /// The pods that a constraint counts.
 fn kin(spread: &Spread, pod: &PodInfo) -> Who {
-    // Upstream: an empty selector counts nobody.
+    // Upstream: an empty selector counts no pods.
     let is_empty = spread.selector.is_everything();
     let selector = if is_empty { Selector::nothing() } else { spread.selector.clone() };
     Who::Kin { namespace: pod.key.namespace.clone(), selector }
@@ -193,7 +193,7 @@ impl Filter for PodTopologySpread {
     }
 }
 
-/// What soft constraints need to know of the cluster.
+/// The counts of the cluster for soft constraints.
 struct Soft {
     /// Labels that a node must have to be scored.
     needed: Vec<String>,

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use crate::framework::{Points, QueueSort, Row};
+use crate::framework::{ExtensionPoints, QueueSort, Row};
 use crate::pod::PodInfo;
 
 pub const ROW: Row = Row {
     name: "PrioritySort",
     weight: 0,
-    build: |_| Points { queue_sort: Some(Arc::new(PrioritySort)), ..Default::default() },
+    build: |_| ExtensionPoints { queue_sort: Some(Arc::new(PrioritySort)), ..Default::default() },
     hint: super::hints::never,
 };
 

@@ -12,7 +12,7 @@ use serde_json::{Value, from_value, json};
 use super::PLUGINS;
 use crate::cluster::{Cluster, WhatIf};
 use crate::config::Args;
-use crate::framework::{CycleState, Handle, Next, Points};
+use crate::framework::{CycleState, ExtensionPoints, Handle, Next};
 use crate::node::{NodeInfo, tolerates_all};
 use crate::pod::{PodInfo, Spread, Template, Term};
 
@@ -167,7 +167,7 @@ fn what_if(cluster: &Cluster) -> Option<WhatIf> {
     Some(other)
 }
 
-fn plugin(name: &str) -> Points {
+fn plugin(name: &str) -> ExtensionPoints {
     let service = tower::service_fn(async |_: http::Request<kube::client::Body>| {
         let body = http_body_util::Full::<bytes::Bytes>::default();
         Ok::<_, std::convert::Infallible>(http::Response::new(body))
@@ -180,7 +180,11 @@ fn plugin(name: &str) -> Points {
 }
 
 /// What a plugin says of each node: why not, and the score.
-fn said(points: &Points, pod: &PodInfo, cluster: &Cluster) -> BTreeMap<String, (String, i64)> {
+fn said(
+    points: &ExtensionPoints,
+    pod: &PodInfo,
+    cluster: &Cluster,
+) -> BTreeMap<String, (String, i64)> {
     let nodes: Vec<&NodeInfo> = cluster.nodes().collect();
     let mut state = CycleState::default();
     let before = points.pre_filter.as_ref().expect("it filters");
@@ -361,7 +365,7 @@ async fn counts_that_are_kept_are_those_of_a_recount() {
     for seed in 0..SEEDS {
         let _world = base::sim::enter(seed);
         let (near, spread) = (plugin("InterPodAffinity"), plugin("PodTopologySpread"));
-        // What is asked again is what was counted before something happened.
+        // The pods that are asked again were counted before the change.
         let asked: Vec<PodInfo> = (0..6).map(|uid| pod(200 + uid)).collect();
         let mut cluster = Cluster::default();
         for at in 0..STEPS {

@@ -1,6 +1,6 @@
-//! A node must have room for what a pod asks; emptier nodes score higher, or fuller ones, by the
-//! profile's strategy. What the node does not offer itself, but a class of devices stands for, is
-//! DynamicResources' business.
+//! A node must have room for the pod's requests; emptier or fuller nodes score higher, by the
+//! profile's strategy. DynamicResources handles the resources that the node lacks and a DeviceClass
+//! provides.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -11,7 +11,7 @@ use crate::cluster::Cluster;
 use crate::config::Scoring;
 use crate::extended::CLASS_PREFIX;
 use crate::framework::{
-    ClusterEvent, CycleState, Filter, Next, Points, PreFilter, Rejection, Row, Score,
+    ClusterEvent, CycleState, ExtensionPoints, Filter, Next, PreFilter, Rejection, Row, Score,
 };
 use crate::node::NodeInfo;
 use crate::pod::PodInfo;
@@ -30,7 +30,7 @@ pub const ROW: Row = Row {
             ignored_groups: args.ignored_groups.clone(),
             claims: handle.objects.clone().map(|objects| objects.claims),
         });
-        Points {
+        ExtensionPoints {
             pre_filter: Some(plugin.clone()),
             filter: Some(plugin.clone()),
             score: Some(plugin),
@@ -51,7 +51,7 @@ pub const ROW: Row = Row {
     },
 };
 
-/// What a pod asks for, with what of each there is in two places.
+/// The requests of a pod, with the index of each resource in the node's amounts.
 fn asked<'a>(
     pod: &'a PodInfo,
     a: &'a Resources,
@@ -81,7 +81,7 @@ fn may_hold(pod: &PodInfo, node: &NodeInfo) -> bool {
 
 fn has_more(pod: &PodInfo, old: &NodeInfo, new: &NodeInfo) -> bool {
     let (old, new) = (&old.allocatable, &new.allocatable);
-    // What the node has nothing of may be devices.
+    // A resource that the node lacks may come from devices.
     let may_be_device = |name: &String| new.scalar.get(name).copied().unwrap_or(0) == 0;
     new.pods > old.pods
         || asked(pod, old, new).any(|(old, new)| new > old)
@@ -96,7 +96,7 @@ struct Fit {
     claims: Option<Claims>,
 }
 
-/// The resources of a pod that classes of devices stand for.
+/// The resources of a pod that DeviceClasses provide.
 struct Backed(BTreeSet<String>);
 
 impl PreFilter for Fit {

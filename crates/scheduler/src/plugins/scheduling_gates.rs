@@ -2,13 +2,16 @@
 
 use std::sync::Arc;
 
-use crate::framework::{ClusterEvent, Points, PreEnqueue, Rejection, Row};
+use crate::framework::{ClusterEvent, ExtensionPoints, PreEnqueue, Rejection, Row};
 use crate::pod::PodInfo;
 
 pub const ROW: Row = Row {
     name: "SchedulingGates",
     weight: 0,
-    build: |_| Points { pre_enqueue: Some(Arc::new(SchedulingGates)), ..Default::default() },
+    build: |_| ExtensionPoints {
+        pre_enqueue: Some(Arc::new(SchedulingGates)),
+        ..Default::default()
+    },
     hint: |_, event| matches!(event, ClusterEvent::PodUpdated),
 };
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::hints;
 use crate::cluster::Cluster;
 use crate::framework::{
-    ClusterEvent, CycleState, Filter, Points, Rejection, Row, Score, normalize,
+    ClusterEvent, CycleState, ExtensionPoints, Filter, Rejection, Row, Score, normalize,
 };
 use crate::node::{NodeInfo, tolerates, tolerates_all};
 use crate::pod::PodInfo;
@@ -13,7 +13,7 @@ use crate::pod::PodInfo;
 pub const ROW: Row = Row {
     name: "TaintToleration",
     weight: 3,
-    build: |_| Points {
+    build: |_| ExtensionPoints {
         filter: Some(Arc::new(TaintToleration)),
         score: Some(Arc::new(TaintToleration)),
         ..Default::default()

@@ -10,12 +10,12 @@ use serde_json::{Value, from_value, json};
 use super::PLUGINS;
 use crate::Config;
 use crate::cluster::Cluster;
-use crate::config::{Args, Profile};
+use crate::config::{Args, ConfigError, Profile};
 use crate::framework::{Framework, Handle};
 use crate::pod::PodInfo;
 
 /// A framework whose client is never used.
-fn of(profile: &Profile) -> Result<Framework, String> {
+fn of(profile: &Profile) -> Result<Framework, ConfigError> {
     let service = tower::service_fn(async |_: Request<kube::client::Body>| {
         Ok::<_, std::convert::Infallible>(Response::new(Full::<bytes::Bytes>::default()))
     });
@@ -239,9 +239,9 @@ async fn nobody_is_removed_for_room_that_another_waits_for() {
 }
 
 /// What becomes of a file's only profile.
-fn of_file(text: &str) -> Result<Framework, String> {
+fn of_file(text: &str) -> Result<Framework, ConfigError> {
     let head = "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\n";
-    let config = Config::parse(&format!("{head}{text}")).map_err(|error| error.0)?;
+    let config = Config::parse(&format!("{head}{text}"))?;
     of(&config.profiles[0])
 }
 
@@ -300,7 +300,7 @@ profiles:
 #[tokio::test]
 async fn what_upstream_refuses_is_refused() {
     let check = |text: &str, expected: &str| {
-        let found = of_file(text).map(drop).err().unwrap_or_default();
+        let found = of_file(text).map(drop).err().map(|why| why.0).unwrap_or_default();
         assert_eq!(found, expected, "{text}");
     };
     let plugins = |rest: &str| format!("profiles: [{{plugins: {{{rest}}}}}]\n");

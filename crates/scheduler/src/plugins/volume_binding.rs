@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use client::{Api, Client, ErrorExt, ObjectKey, Patch, PatchParams, PostParams};
+use client::{Api, Client, ObjectKey, Patch, PatchParams, PostParams};
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
@@ -17,8 +17,9 @@ use serde_json::json;
 use super::hints;
 use crate::capacity::{self, Room};
 use crate::cluster::Cluster;
+use crate::error::BindError;
 use crate::framework::{
-    ClusterEvent, CycleState, Filter, Next, Points, PreBind, PreFilter, Rejection, Row,
+    ClusterEvent, CycleState, ExtensionPoints, Filter, Next, PreBind, PreFilter, Rejection, Row,
 };
 use crate::node::NodeInfo;
 use crate::pod::PodInfo;
@@ -35,13 +36,13 @@ pub const ROW: Row = Row {
     name: NAME,
     weight: 0,
     build: |handle| {
-        let Some(volumes) = handle.volumes.clone() else { return Points::default() };
+        let Some(volumes) = handle.volumes.clone() else { return ExtensionPoints::default() };
         let plugin = Arc::new(VolumeBinding {
             client: handle.client.clone(),
             volumes,
             timeout: handle.args.bind_timeout,
         });
-        Points {
+        ExtensionPoints {
             pre_filter: Some(plugin.clone()),
             filter: Some(plugin.clone()),
             pre_bind: Some(plugin),
@@ -74,7 +75,7 @@ struct Found {
 struct Waiting {
     claim: Arc<PersistentVolumeClaim>,
     class: Arc<StorageClass>,
-    /// Where a volume can be made for it.
+    /// The nodes where a volume can be provisioned for it.
     room: Room,
 }
 
@@ -218,18 +219,18 @@ impl PreBind for VolumeBinding {
         &'a self,
         pod: &'a PodInfo,
         node: &'a str,
-    ) -> BoxFuture<'a, Result<(), String>> {
+    ) -> BoxFuture<'a, Result<(), BindError>> {
         Box::pin(async move {
             if pod.claims.is_empty() {
                 return Ok(());
             }
-            let found = self.find(pod).map_err(|why| why.reasons.join(", "))?;
+            let found = self.find(pod).map_err(BindError::Rejected)?;
             if found.waiting.is_empty() {
                 return Ok(());
             }
             let mut changes = self.volumes.changes();
             let nodes: Api<k8s_openapi::api::core::v1::Node> = self.client.api(None);
-            let labels = nodes.get(node).await.map_err(|error| error.text())?.metadata.labels;
+            let labels = nodes.get(node).await?.metadata.labels;
             let labels = labels.unwrap_or_default();
             let mut taken = vec![];
             for Waiting { claim, .. } in &found.waiting {
@@ -252,20 +253,19 @@ impl PreBind for VolumeBinding {
                     }
                 }
             };
-            tokio::time::timeout(self.timeout, all_bound)
-                .await
-                .map_err(|_| "binding volumes: context deadline exceeded".to_owned())
+            let waited = tokio::time::timeout(self.timeout, all_bound).await;
+            waited.map_err(|_| BindError::VolumesTimeout)
         })
     }
 }
 
 impl VolumeBinding {
-    /// Whoever writes the reference has the volume.
+    /// Writes the claim's reference into the volume. The first writer gets the volume.
     async fn reserve(
         &self,
         volume: &PersistentVolume,
         claim: &PersistentVolumeClaim,
-    ) -> Result<(), String> {
+    ) -> Result<(), BindError> {
         let spec = volume.spec.as_ref();
         if spec.is_some_and(|spec| spec.claim_ref.is_some()) {
             return Ok(());
@@ -284,11 +284,15 @@ impl VolumeBinding {
         annotations.insert(BOUND_BY_CONTROLLER.into(), "yes".into());
         let api: Api<PersistentVolume> = self.client.api(None);
         let name = volume.metadata.name.clone().unwrap_or_default();
-        let written = api.replace(&name, &PostParams::default(), &reserved).await;
-        written.map(drop).map_err(|error| error.text())
+        api.replace(&name, &PostParams::default(), &reserved).await?;
+        Ok(())
     }
 
-    async fn select_node(&self, claim: &PersistentVolumeClaim, node: &str) -> Result<(), String> {
+    async fn select_node(
+        &self,
+        claim: &PersistentVolumeClaim,
+        node: &str,
+    ) -> Result<(), BindError> {
         let annotations = claim.metadata.annotations.as_ref();
         if annotations.and_then(|all| all.get(SELECTED_NODE)).is_some_and(|known| known == node) {
             return Ok(());
@@ -297,8 +301,8 @@ impl VolumeBinding {
         let patch = json!({"metadata": {"uid": claim.metadata.uid,
             "annotations": {SELECTED_NODE: node}}});
         let name = claim.metadata.name.clone().unwrap_or_default();
-        let written = api.patch(&name, &PatchParams::default(), &Patch::Strategic(&patch)).await;
-        written.map(drop).map_err(|error| error.text())
+        api.patch(&name, &PatchParams::default(), &Patch::Strategic(&patch)).await?;
+        Ok(())
     }
 }
 

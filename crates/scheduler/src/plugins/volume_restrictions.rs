@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::hints;
 use crate::cluster::Cluster;
-use crate::framework::{CycleState, Filter, Next, Points, PreFilter, Rejection, Row};
+use crate::framework::{CycleState, ExtensionPoints, Filter, Next, PreFilter, Rejection, Row};
 use crate::node::NodeInfo;
 use crate::pod::PodInfo;
 use crate::volumes::Volumes;
@@ -20,7 +20,11 @@ pub const ROW: Row = Row {
     weight: 0,
     build: |handle| {
         let plugin = Arc::new(VolumeRestrictions { volumes: handle.volumes.clone() });
-        Points { pre_filter: Some(plugin.clone()), filter: Some(plugin), ..Default::default() }
+        ExtensionPoints {
+            pre_filter: Some(plugin.clone()),
+            filter: Some(plugin),
+            ..Default::default()
+        }
     },
     hint: |pod, event| {
         hints::volumes_change(pod, event)

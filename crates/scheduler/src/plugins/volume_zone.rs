@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::PersistentVolume;
 
 use super::hints;
 use crate::cluster::Cluster;
-use crate::framework::{CycleState, Filter, Next, Points, PreFilter, Rejection, Row};
+use crate::framework::{CycleState, ExtensionPoints, Filter, Next, PreFilter, Rejection, Row};
 use crate::node::NodeInfo;
 use crate::pod::PodInfo;
 use crate::volumes::Volumes;
@@ -28,9 +28,13 @@ pub const ROW: Row = Row {
     name: NAME,
     weight: 0,
     build: |handle| {
-        let Some(volumes) = handle.volumes.clone() else { return Points::default() };
+        let Some(volumes) = handle.volumes.clone() else { return ExtensionPoints::default() };
         let plugin = Arc::new(VolumeZone { volumes });
-        Points { pre_filter: Some(plugin.clone()), filter: Some(plugin), ..Default::default() }
+        ExtensionPoints {
+            pre_filter: Some(plugin.clone()),
+            filter: Some(plugin),
+            ..Default::default()
+        }
     },
     hint: |pod, event| hints::volumes_change(pod, event) || hints::is_labelled(pod, event),
 };
@@ -73,7 +77,7 @@ impl PreFilter for VolumeZone {
         pod: &PodInfo,
         _: &Cluster,
     ) -> Result<Next, Rejection> {
-        // What is wrong with a claim, VolumeBinding says.
+        // VolumeBinding reports errors of claims.
         let bound = pod.claims.iter().filter_map(|name| {
             let claim = self.volumes.claim(&pod.key.namespace, name)?;
             let volume = claim.spec.as_ref()?.volume_name.clone()?;

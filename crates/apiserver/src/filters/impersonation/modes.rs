@@ -24,11 +24,10 @@ use std::time::Duration;
 use machinery::StatusError;
 use tokio::time::Instant;
 
-use super::AUTHENTICATION;
 use super::figures::Figures;
 use super::names::{is_associated, node, service_account, wrong_extra};
+use crate::authn::{ANONYMOUS, UNAUTHENTICATED, with_group};
 use crate::authz::{Attributes, Authorizer, Decision, decide, forbidden};
-use crate::filters::authentication::{ANONYMOUS, UNAUTHENTICATED, with_group};
 use crate::metrics::Metrics;
 use crate::request::{RequestInfo, UserInfo};
 use base::memory::{Memory, key_of};
@@ -77,6 +76,7 @@ pub const ALL: &[Mode] = &[
 /// The modes while the gate is off.
 pub const LEGACY: &[Mode] = ALL.split_at(ALL.len() - 1).1;
 
+pub(super) const AUTHENTICATION: &str = "authentication.k8s.io";
 const ASSOCIATED: &str = "impersonate:associated-node";
 /// Replaces a service account's extras: the pod and node in them would make every check different.
 const ASSOCIATED_KEYS: &str = "authentication.kubernetes.io/associated-node-keys";

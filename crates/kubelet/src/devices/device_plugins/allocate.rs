@@ -14,7 +14,7 @@ use tokio::time::{Instant, timeout_at};
 use super::messages::{Allocated, ContainerPreferredRequest};
 use super::plugin::Plugin;
 use super::table::Room;
-use super::{DevicePlugins, State};
+use super::{DevicePluginError, DevicePlugins, State};
 use crate::names;
 use crate::resources::units;
 
@@ -118,11 +118,11 @@ impl State {
     }
 
     /// The plugin of a resource.
-    fn plugin(&self, resource: &str) -> Result<Arc<Plugin>, String> {
+    fn plugin(&self, resource: &str) -> Result<Arc<Plugin>, DevicePluginError> {
         let known = self.plugins.get(resource);
-        let known = known.ok_or_else(|| format!("unknown Device Plugin {resource}"))?;
+        let known = known.ok_or_else(|| DevicePluginError::Unknown(resource.to_owned()))?;
         match self.table.is_stopped(resource) {
-            true => Err(format!("endpoint {resource} has been stopped")),
+            true => Err(DevicePluginError::Stopped(resource.to_owned())),
             false => Ok(known.clone()),
         }
     }
@@ -136,12 +136,12 @@ impl DevicePlugins {
     }
 
     /// Allocates devices for all containers of a new pod. An error means that the pod must not start.
-    pub async fn admit(&self, pod: &Pod) -> Result<(), String> {
+    pub async fn admit(&self, pod: &Pod) -> Result<(), DevicePluginError> {
         let deadline = Instant::now() + ENDING_LIMIT;
         for container in containers(pod) {
             self.wait_for_room(pod, container, deadline).await;
             let done = self.allocate(pod, container).await;
-            done.map_err(|why| format!("Allocate failed due to {why}, which is unexpected"))?;
+            done.map_err(|why| DevicePluginError::Allocate(Box::new(why)))?;
         }
         Ok(())
     }
@@ -156,7 +156,7 @@ impl DevicePlugins {
         }
     }
 
-    async fn allocate(&self, pod: &Pod, container: &Container) -> Result<(), String> {
+    async fn allocate(&self, pod: &Pod, container: &Container) -> Result<(), DevicePluginError> {
         let asked = self.state().asked(pod, container);
         let (mut is_news, mut done) = (false, Ok(()));
         for (resource, required) in asked {
@@ -182,7 +182,7 @@ impl DevicePlugins {
         container: &str,
         resource: &str,
         required: usize,
-    ) -> Result<bool, String> {
+    ) -> Result<bool, DevicePluginError> {
         let room = self.state().table.room(pod, container, resource, required)?;
         let Some(room) = room else { return Ok(false) };
         let preferred = self.preferred(resource, room).await?;
@@ -203,7 +203,11 @@ impl DevicePlugins {
     }
 
     /// The plugin's preferred devices, if it offers GetPreferredAllocation.
-    async fn preferred(&self, resource: &str, room: Room) -> Result<Vec<String>, String> {
+    async fn preferred(
+        &self,
+        resource: &str,
+        room: Room,
+    ) -> Result<Vec<String>, DevicePluginError> {
         if room.reused.len() == room.required {
             return Ok(vec![]);
         }
@@ -225,7 +229,11 @@ impl DevicePlugins {
     }
 
     /// The additions for a container that is about to start.
-    pub async fn extras(&self, pod: &Pod, container: &Container) -> Result<Extras, String> {
+    pub async fn extras(
+        &self,
+        pod: &Pod,
+        container: &Container,
+    ) -> Result<Extras, DevicePluginError> {
         let uid = names::uid(pod);
         let asked = self.state().asked(pod, container);
         let mut is_missing = false;
@@ -244,28 +252,30 @@ impl DevicePlugins {
         Ok(extras)
     }
 
-    async fn pre_start(&self, pod: &str, container: &str, resource: &str) -> Result<(), String> {
+    async fn pre_start(
+        &self,
+        pod: &str,
+        container: &str,
+        resource: &str,
+    ) -> Result<(), DevicePluginError> {
         let (plugin, ids): (_, BTreeSet<String>) = {
             let state = self.state();
             match state.plugins.get(resource) {
                 Some(known) if known.options.pre_start_required => {}
                 // Only an earlier kubelet knew whether this plugin requires PreStartContainer.
                 None if !state.table.counts(resource) => {
-                    return Err(format!(
-                        "endpoint not found in cache for a registered resource: {resource}"
-                    ));
+                    return Err(DevicePluginError::NoEndpoint(resource.to_owned()));
                 }
                 _ => return Ok(()),
             }
-            let ids = state.table.ids(pod, container, resource).ok_or_else(|| {
-                format!(
-                    "no devices found allocated in local cache for pod {pod}, container {container}, resource {resource}"
-                )
+            let ids = state.table.ids(pod, container, resource);
+            let ids = ids.ok_or_else(|| DevicePluginError::NotAllocated {
+                pod: pod.to_owned(),
+                container: container.to_owned(),
+                resource: resource.to_owned(),
             })?;
-            let plugin = state.plugin(resource).map_err(|why| {
-                format!("device plugin PreStartContainer rpc failed with err: {why}")
-            })?;
-            (plugin, ids)
+            let plugin = state.plugin(resource);
+            (plugin.map_err(|why| DevicePluginError::PreStart(Box::new(why)))?, ids)
         };
         plugin.pre_start(ids.into_iter().collect()).await
     }

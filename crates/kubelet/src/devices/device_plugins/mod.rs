@@ -20,6 +20,7 @@
 
 mod allocate;
 mod counts;
+mod error;
 mod messages;
 mod plugin;
 mod record;
@@ -39,6 +40,7 @@ use tokio::time::{Instant, sleep_until};
 use crate::config::Config;
 pub use allocate::{Extras, REFUSED};
 use counts::Counts;
+pub use error::DevicePluginError;
 use messages::Device;
 use plugin::Plugin;
 pub use registration::{Registered, serve};
@@ -74,7 +76,7 @@ struct State {
 }
 
 /// A device, with its NUMA nodes.
-pub struct Told {
+pub struct DeviceInfo {
     pub resource: String,
     pub id: String,
     pub nodes: Vec<i64>,
@@ -114,7 +116,7 @@ impl DevicePlugins {
         self: &Arc<Self>,
         resource: &str,
         socket: PathBuf,
-    ) -> Result<Arc<Plugin>, String> {
+    ) -> Result<Arc<Plugin>, DevicePluginError> {
         let plugin = Arc::new(plugin::connect(&socket).await?);
         {
             let mut state = self.state();
@@ -301,7 +303,7 @@ impl DevicePlugins {
     }
 
     /// The devices of one container.
-    pub fn of_container(&self, pod: &str, container: &str) -> Vec<Told> {
+    pub fn of_container(&self, pod: &str, container: &str) -> Vec<DeviceInfo> {
         let mut all: BTreeMap<(String, String), Vec<i64>> = BTreeMap::new();
         let state = self.state();
         // A device whose plugin has not answered yet is not allocated.
@@ -314,14 +316,15 @@ impl DevicePlugins {
                 }
             }
         }
-        let told = all.into_iter().map(|((resource, id), nodes)| Told { resource, id, nodes });
+        let told =
+            all.into_iter().map(|((resource, id), nodes)| DeviceInfo { resource, id, nodes });
         told.collect()
     }
 
     /// All healthy devices, allocated or not.
-    pub fn healthy(&self) -> Vec<Told> {
+    pub fn healthy(&self) -> Vec<DeviceInfo> {
         let state = self.state();
-        let all = state.table.healthy().into_iter().map(|(resource, id, device)| Told {
+        let all = state.table.healthy().into_iter().map(|(resource, id, device)| DeviceInfo {
             resource: resource.clone(),
             id: id.clone(),
             nodes: device.nodes.clone(),
@@ -443,12 +446,8 @@ mod tests {
         let container = &owner.spec.as_ref().expect("a spec").containers[0];
         bench.plugins.disconnect(RES, &plugin);
         let stopped = bench.plugins.extras(&owner, container).await.expect_err("it stopped");
-        assert_eq!(
-            stopped,
-            format!(
-                "device plugin PreStartContainer rpc failed with err: endpoint {RES} has been stopped"
-            )
-        );
+        let why = DevicePluginError::Stopped(RES.to_owned());
+        assert_eq!(stopped, DevicePluginError::PreStart(Box::new(why)));
         {
             let mut state = bench.plugins.state();
             state.plugins.clear();
@@ -456,7 +455,7 @@ mod tests {
         assert_eq!(bench.plugins.extras(&owner, container).await, Ok(Extras::default()));
         bench.plugins.state().table.amounts(Instant::now() + Duration::from_secs(301));
         let gone = bench.plugins.extras(&owner, container).await.expect_err("it is gone");
-        assert_eq!(gone, format!("endpoint not found in cache for a registered resource: {RES}"));
+        assert_eq!(gone, DevicePluginError::NoEndpoint(RES.to_owned()));
     }
 
     #[tokio::test]

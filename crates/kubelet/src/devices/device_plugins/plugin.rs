@@ -11,6 +11,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout_at};
 use tonic::Streaming;
 
+use super::DevicePluginError;
 use super::messages::{
     AllocateAnswer, AllocateRequest, Allocated, ContainerPreferredRequest, Ids, Listed, Options,
     PreStartRequest, PreferredAnswer, PreferredRequest,
@@ -40,8 +41,8 @@ pub struct Plugin {
 }
 
 /// Reads the plugin's options; waits until it listens.
-pub async fn connect(socket: &Path) -> Result<Plugin, String> {
-    let rpc = Rpc::new(socket).map_err(|error| format!("failed to dial device plugin: {error}"))?;
+pub async fn connect(socket: &Path) -> Result<Plugin, DevicePluginError> {
+    let rpc = Rpc::new(socket).map_err(DevicePluginError::Dial)?;
     let deadline = Instant::now() + CONNECT;
     let mut backoff = Backoff::new(CONNECT_RETRY[0], CONNECT_RETRY[1]);
     let ask = async {
@@ -50,19 +51,19 @@ pub async fn connect(socket: &Path) -> Result<Plugin, String> {
             match call {
                 Ok(options) => return Ok(options),
                 Err(error) if error.is_unavailable() => sleep(backoff.step()).await,
-                Err(error) => return Err(format!("failed to get device plugin options: {error}")),
+                Err(error) => return Err(DevicePluginError::Options(error)),
             }
         }
     };
-    let late = || "failed to dial device plugin: context deadline exceeded".to_owned();
-    let options = timeout_at(deadline, ask).await.map_err(|_| late())??;
+    let asked = timeout_at(deadline, ask).await;
+    let options = asked.map_err(|_| DevicePluginError::DialTimeout)??;
     Ok(Plugin { rpc, options, replaced: Notify::new() })
 }
 
 /// A plugin that is not contacted.
 #[cfg(test)]
-pub fn unasked(socket: &Path, options: Options) -> Result<Plugin, String> {
-    let rpc = Rpc::new(socket).map_err(|error| error.to_string())?;
+pub fn unasked(socket: &Path, options: Options) -> Result<Plugin, DevicePluginError> {
+    let rpc = Rpc::new(socket)?;
     Ok(Plugin { rpc, options, replaced: Notify::new() })
 }
 
@@ -77,29 +78,28 @@ impl Plugin {
     }
 
     /// Calls Allocate: how a container uses these devices.
-    pub async fn allocate(&self, devices: Vec<String>) -> Result<Allocated, String> {
+    pub async fn allocate(&self, devices: Vec<String>) -> Result<Allocated, DevicePluginError> {
         let request = AllocateRequest { containers: vec![Ids { devices }] };
         let call = self.rpc.call(ALLOCATE, request, ALLOCATE_LIMIT).await;
-        let answer: AllocateAnswer = call.map_err(|error| error.to_string())?;
+        let answer: AllocateAnswer = call?;
         let first = answer.containers.into_iter().next();
-        first.ok_or_else(|| "no containers return in allocation response ".into())
+        first.ok_or(DevicePluginError::NoAnswer)
     }
 
-    pub async fn preferred(&self, asked: ContainerPreferredRequest) -> Result<Vec<String>, String> {
+    pub async fn preferred(
+        &self,
+        asked: ContainerPreferredRequest,
+    ) -> Result<Vec<String>, DevicePluginError> {
         let request = PreferredRequest { containers: vec![asked] };
         let call = self.rpc.call(GET_PREFERRED, request, ALLOCATE_LIMIT).await;
-        let answer: PreferredAnswer = call.map_err(|error| {
-            format!("device plugin GetPreferredAllocation rpc failed with err: {error}")
-        })?;
+        let answer: PreferredAnswer = call.map_err(DevicePluginError::Preferred)?;
         Ok(answer.containers.into_iter().next().map(|ids| ids.devices).unwrap_or_default())
     }
 
-    pub async fn pre_start(&self, devices: Vec<String>) -> Result<(), String> {
+    pub async fn pre_start(&self, devices: Vec<String>) -> Result<(), DevicePluginError> {
         let request = PreStartRequest { devices };
         let call = self.rpc.call(PRE_START, request, PRE_START_LIMIT).await;
         let done: Result<Nothing, RpcError> = call;
-        done.map(|_| ()).map_err(|error| {
-            format!("device plugin PreStartContainer rpc failed with err: {error}")
-        })
+        done.map(drop).map_err(|error| DevicePluginError::PreStart(Box::new(error.into())))
     }
 }

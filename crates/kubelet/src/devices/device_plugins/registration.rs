@@ -16,14 +16,14 @@ use tonic::Status;
 use tonic::body::Body;
 use transport::{Incoming, Listener};
 
-use super::DevicePlugins;
 use super::messages::RegisterRequest;
 use super::plugin::Plugin;
+use super::{DevicePluginError, DevicePlugins};
 use crate::plugins::serve as grpc;
 use crate::resources::is_extended;
 use crate::volumes::csi::messages::{Nothing, PluginInfo};
 
-const VERSION: &str = "v1beta1";
+pub const VERSION: &str = "v1beta1";
 const SOCKET: &str = "kubelet.sock";
 
 /// A plugin that registered through `plugins_registry`.
@@ -76,47 +76,42 @@ async fn register(plugins: Arc<DevicePlugins>, asked: RegisterRequest) -> Result
     match done.await {
         Ok(_) => Ok(Nothing {}),
         Err(why) => {
-            tracing::warn!(resource, error = why, "failed to register the device plugin");
-            Err(Status::unknown(why))
+            tracing::warn!(resource, error = %why, "failed to register the device plugin");
+            Err(Status::unknown(why.to_string()))
         }
     }
 }
 
-fn check_version(version: &str) -> Result<(), String> {
+fn check_version(version: &str) -> Result<(), DevicePluginError> {
     if version == VERSION {
         return Ok(());
     }
-    Err(format!(
-        "requested API version {version:?} is not supported by kubelet. Supported version is [{VERSION:?}]"
-    ))
+    Err(DevicePluginError::Version(version.to_owned()))
 }
 
 /// The path of a plugin's socket, which must lie below the directory of all plugins.
-fn socket(endpoint: &str) -> Result<&Path, String> {
+fn socket(endpoint: &str) -> Result<&Path, DevicePluginError> {
     let path = Path::new(endpoint.trim_start_matches('/'));
     let is_below = path.components().all(|part| matches!(part, Component::Normal(_)));
     match is_below && path.components().next().is_some() {
         true => Ok(path),
-        false => Err(format!("the endpoint {endpoint:?} is invalid")),
+        false => Err(DevicePluginError::Endpoint(endpoint.to_owned())),
     }
 }
 
-fn check_name(name: &str) -> Result<(), String> {
+fn check_name(name: &str) -> Result<(), DevicePluginError> {
     match is_extended(name) {
         true => Ok(()),
-        false => Err(format!("the ResourceName {name:?} is invalid")),
+        false => Err(DevicePluginError::Name(name.to_owned())),
     }
 }
 
-fn check(info: &PluginInfo) -> Result<(), String> {
+fn check(info: &PluginInfo) -> Result<(), DevicePluginError> {
     let versions = &info.supported_versions;
     if !versions.iter().any(|version| version == VERSION) {
-        return Err(format!(
-            "manager version, {VERSION}, is not among plugin supported versions [{}]",
-            versions.join(" ")
-        ));
+        return Err(DevicePluginError::Versions(versions.join(" ")));
     }
-    check_name(&info.name).map_err(|why| format!("invalid name of device plugin socket: {why}"))
+    check_name(&info.name).map_err(|why| DevicePluginError::SocketName(Box::new(why)))
 }
 
 impl DevicePlugins {
@@ -125,14 +120,14 @@ impl DevicePlugins {
         self: &Arc<Self>,
         info: &PluginInfo,
         socket: &Path,
-    ) -> Result<Registered, String> {
-        check(info).map_err(|why| format!("plugin validation failed with err: {why}"))?;
+    ) -> Result<Registered, DevicePluginError> {
+        check(info).map_err(|why| DevicePluginError::Validation(Box::new(why)))?;
         let endpoint = match info.endpoint.as_str() {
             "" => socket.to_owned(),
             endpoint => PathBuf::from(endpoint),
         };
         let plugin = self.connect(&info.name, endpoint).await;
-        let plugin = plugin.map_err(|why| format!("plugin registration failed with err: {why}"))?;
+        let plugin = plugin.map_err(|why| DevicePluginError::Registration(Box::new(why)))?;
         Ok(Registered { resource: info.name.clone(), plugin })
     }
 
@@ -165,7 +160,7 @@ mod tests {
     fn which_registrations_are_accepted() {
         let check = |version: &str, name: &str, expected: Result<(), &str>| {
             let found = check_version(version).and_then(|()| check_name(name));
-            assert_eq!(found, expected.map_err(str::to_owned));
+            assert_eq!(found.map_err(|why| why.to_string()), expected.map_err(str::to_owned));
         };
         check("v1beta1", "example.com/dongle", Ok(()));
         check(
@@ -191,7 +186,8 @@ mod tests {
                 endpoint: String::new(),
                 supported_versions: versions.iter().map(|text| text.to_string()).collect(),
             };
-            assert_eq!(super::check(&info), expected.map_err(str::to_owned));
+            let found = super::check(&info).map_err(|why| why.to_string());
+            assert_eq!(found, expected.map_err(str::to_owned));
         };
         check("example.com/d", &["v1", "v1beta1"], Ok(()));
         check(

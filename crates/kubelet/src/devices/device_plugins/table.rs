@@ -20,6 +20,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Pod;
 use tokio::time::Instant;
 
+use super::DevicePluginError;
 use super::messages::{self, Allocated, HEALTHY};
 use crate::names;
 use crate::resources::is_sidecar;
@@ -37,12 +38,12 @@ pub struct Device {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Standing {
+enum PluginState {
     Live,
     Stopped(Instant),
     Gone,
     /// Like `Gone`, and the node's status says so.
-    Told,
+    Reported,
 }
 
 /// The parts of the state that a new list changed.
@@ -59,12 +60,12 @@ struct Resource {
     devices: BTreeMap<String, Device>,
     /// The current plugin has sent its list.
     is_listed: bool,
-    standing: Standing,
+    standing: PluginState,
 }
 
 impl Resource {
     fn counts(&self) -> bool {
-        !matches!(self.standing, Standing::Gone | Standing::Told)
+        !matches!(self.standing, PluginState::Gone | PluginState::Reported)
     }
 
     fn healthy(&self) -> BTreeSet<String> {
@@ -116,7 +117,7 @@ pub struct Table {
 impl Table {
     /// The table of an earlier kubelet: resources have no devices until their plugins list them.
     pub fn restored(names: Vec<String>, pods: BTreeMap<String, OfPod>, now: Instant) -> Self {
-        let standing = Standing::Stopped(now);
+        let standing = PluginState::Stopped(now);
         let empty = Resource { devices: BTreeMap::new(), is_listed: false, standing };
         Self { resources: names.into_iter().map(|name| (name, empty.clone())).collect(), pods }
     }
@@ -143,7 +144,7 @@ impl Table {
         let fresh = Resource {
             devices: devices.into_iter().map(one).collect(),
             is_listed: true,
-            standing: Standing::Live,
+            standing: PluginState::Live,
         };
         if self.resources.get(resource) == Some(&fresh) {
             return News::default();
@@ -169,22 +170,22 @@ impl Table {
     /// Marks the resource's plugin as connected; its devices are not known yet.
     pub fn connected(&mut self, resource: &str) {
         if let Some(known) = self.resources.get_mut(resource) {
-            known.standing = Standing::Live;
+            known.standing = PluginState::Live;
         }
     }
 
     pub fn stopped(&mut self, resource: &str, now: Instant) {
         let known = self.resources.get_mut(resource);
         // A plugin that has stopped already keeps its time.
-        if let Some(known) = known.filter(|known| known.standing == Standing::Live) {
+        if let Some(known) = known.filter(|known| known.standing == PluginState::Live) {
             known.is_listed = false;
-            known.standing = Standing::Stopped(now);
+            known.standing = PluginState::Stopped(now);
         }
     }
 
     pub fn is_stopped(&self, resource: &str) -> bool {
         let known = self.resources.get(resource);
-        known.is_some_and(|known| known.standing != Standing::Live)
+        known.is_some_and(|known| known.standing != PluginState::Live)
     }
 
     /// The node's amounts, and whether a resource has just gone.
@@ -192,16 +193,16 @@ impl Table {
         let mut out = Amounts::default();
         let mut has_gone = false;
         for (name, one) in &mut self.resources {
-            if let Standing::Stopped(since) = one.standing
+            if let PluginState::Stopped(since) = one.standing
                 && now.duration_since(since) > GRACE
             {
-                one.standing = Standing::Gone;
+                one.standing = PluginState::Gone;
                 has_gone = true;
             }
-            if one.standing == Standing::Told {
+            if one.standing == PluginState::Reported {
                 continue;
             }
-            let all = if one.standing == Standing::Gone { 0 } else { one.devices.len() };
+            let all = if one.standing == PluginState::Gone { 0 } else { one.devices.len() };
             out.capacity.insert(name.clone(), all as i64);
             out.allocatable.insert(name.clone(), one.healthy().len() as i64);
         }
@@ -211,8 +212,8 @@ impl Table {
     /// Records that the node's status no longer has amounts of resources that are gone.
     pub fn told(&mut self, is_none: impl Fn(&str) -> bool) {
         for (name, one) in &mut self.resources {
-            if one.standing == Standing::Gone && is_none(name) {
-                one.standing = Standing::Told;
+            if one.standing == PluginState::Gone && is_none(name) {
+                one.standing = PluginState::Reported;
             }
         }
     }
@@ -281,7 +282,7 @@ impl Table {
         container: &str,
         resource: &str,
         required: usize,
-    ) -> Result<Option<Room>, String> {
+    ) -> Result<Option<Room>, DevicePluginError> {
         self.room_without(pod, container, resource, required, &BTreeSet::new())
     }
 
@@ -293,29 +294,29 @@ impl Table {
         resource: &str,
         required: usize,
         others: &BTreeSet<String>,
-    ) -> Result<Option<Room>, String> {
+    ) -> Result<Option<Room>, DevicePluginError> {
         let uid = names::uid(pod);
         let had = self.ids(uid, container, resource);
         let count = had.as_ref().map_or(required, BTreeSet::len);
         if count != required {
-            return Err(format!(
-                "pod {uid:?} container {container:?} changed request for resource {resource:?} from {count} to {required}"
-            ));
+            return Err(DevicePluginError::Changed {
+                pod: uid.to_owned(),
+                container: container.to_owned(),
+                resource: resource.to_owned(),
+                from: count,
+                to: required,
+            });
         }
         let known = self.resources.get(resource).filter(|one| one.counts());
         let Some(known) = known else {
-            return Err(format!("cannot allocate unregistered device {resource}"));
+            return Err(DevicePluginError::Unregistered(resource.to_owned()));
         };
         let healthy = known.healthy();
         if healthy.is_empty() {
-            return Err(format!(
-                "no healthy devices present; cannot allocate unhealthy devices {resource}"
-            ));
+            return Err(DevicePluginError::NoneHealthy(resource.to_owned()));
         }
         if had.as_ref().is_some_and(|had| !had.is_subset(&healthy)) {
-            return Err(format!(
-                "previously allocated devices are no longer healthy; cannot allocate unhealthy devices {resource}"
-            ));
+            return Err(DevicePluginError::NoLongerHealthy(resource.to_owned()));
         }
         if had.is_some() || required == 0 {
             return Ok(None);
@@ -325,10 +326,8 @@ impl Table {
         let free: BTreeSet<String> = &healthy - &self.used(resource, others);
         let needed = required - reused.len();
         if free.len() < needed {
-            return Err(format!(
-                "requested number of devices unavailable for {resource}. Requested: {needed}, Available: {}",
-                free.len()
-            ));
+            let (resource, free) = (resource.to_owned(), free.len());
+            return Err(DevicePluginError::Unavailable { resource, needed, free });
         }
         Ok(Some(Room { required, reused, free }))
     }
@@ -341,7 +340,7 @@ impl Table {
         resource: &str,
         required: usize,
         preferred: &[String],
-    ) -> Result<Vec<String>, String> {
+    ) -> Result<Vec<String>, DevicePluginError> {
         let Some(room) = self.room(pod, container, resource, required)? else { return Ok(vec![]) };
         let mut taken = room.reused;
         let preferred = preferred.iter().filter(|id| room.free.contains(*id));
@@ -453,7 +452,7 @@ mod tests {
         container: &str,
         count: usize,
         preferred: &[&str],
-    ) -> Result<Vec<String>, String> {
+    ) -> Result<Vec<String>, DevicePluginError> {
         let preferred: Vec<String> = preferred.iter().map(|id| id.to_string()).collect();
         let taken = table.take(pod, container, RES, count, &preferred)?;
         if !taken.is_empty() {
@@ -471,7 +470,8 @@ mod tests {
         // A repeated request keeps the devices.
         assert_eq!(give(&mut table, &first, "x", 2, &[]), Ok(vec![]));
         let check = |table: &mut Table, container: &str, count: usize, why: &str| {
-            assert_eq!(give(table, &second, container, count, &[]), Err(why.to_owned()));
+            let refused = give(table, &second, container, count, &[]).expect_err("no room");
+            assert_eq!(refused.to_string(), why);
         };
         check(
             &mut table,
@@ -532,16 +532,13 @@ mod tests {
         assert_eq!(table.listed(RES, ill), news(true, true, true), "a pod's device is unhealthy");
         let refused = |table: &Table, expected: &str| {
             let other = pod("2", &[], &["x"]);
-            assert_eq!(table.room(&other, "x", RES, 1), Err(format!("{expected} {RES}")));
+            let refused = table.room(&other, "x", RES, 1).expect_err("no device is healthy");
+            assert_eq!(refused.to_string(), format!("{expected} {RES}"));
         };
         refused(&table, "no healthy devices present; cannot allocate unhealthy devices");
         table.listed(RES, vec![device("b", HEALTHY, &[])]);
-        assert_eq!(
-            table.room(&owner, "x", RES, 1),
-            Err(format!(
-                "previously allocated devices are no longer healthy; cannot allocate unhealthy devices {RES}"
-            ))
-        );
+        let lost = DevicePluginError::NoLongerHealthy(RES.to_owned());
+        assert_eq!(table.room(&owner, "x", RES, 1), Err(lost));
         table.stopped(RES, now);
         check(&mut table, 300, 1, 0);
         table.connected(RES);

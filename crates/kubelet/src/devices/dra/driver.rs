@@ -13,8 +13,8 @@ use base::backoff::Backoff;
 use client::ErrorExt;
 use http::Method;
 
-use super::Devices;
 use super::messages::{Claim, PrepareAnswer, Prepared, Request, UnprepareAnswer, Unprepared};
+use super::{Devices, DraError};
 use crate::plugins::rpc::{Rpc, RpcError};
 use crate::volumes::csi::messages::PluginInfo;
 
@@ -82,44 +82,38 @@ pub struct Registered {
 }
 
 /// The first version in the plugin's list that the kubelet supports.
-fn choose(versions: &[String]) -> Result<&'static Service, String> {
+fn choose(versions: &[String]) -> Result<&'static Service, DraError> {
     if versions.is_empty() {
-        return Err("empty list of supported gRPC services (aka supported versions)".into());
+        return Err(DraError::NoVersions);
     }
     let known = |version: &String| SERVICES.iter().find(|service| service.name == version);
     versions.iter().find_map(known).ok_or_else(|| {
         let quoted = |all: Vec<String>| format!("[{}]", all.join(" "));
         let theirs = versions.iter().map(|version| format!("{version:?}")).collect();
         let ours = SERVICES.iter().map(|service| format!("{:?}", service.name)).collect();
-        format!(
-            "none of services supported by the plugin ({}) are supported by the kubelet ({})",
-            quoted(theirs),
-            quoted(ours)
-        )
+        DraError::Versions { theirs: quoted(theirs), ours: quoted(ours) }
     })
 }
 
 impl Devices {
-    pub fn register(&self, info: &PluginInfo, socket: &Path) -> Result<Registered, String> {
+    pub fn register(&self, info: &PluginInfo, socket: &Path) -> Result<Registered, DraError> {
         let name = &info.name;
         let endpoint = match info.endpoint.as_str() {
             "" => socket,
             endpoint => Path::new(endpoint),
         };
         let shown = endpoint.display();
-        let service = choose(&info.supported_versions).map_err(|why| {
-            format!(
-                "plugin validation failed with err: invalid supported gRPC versions of DRA driver plugin {name} at endpoint {shown}: {why}"
-            )
+        let service = choose(&info.supported_versions).map_err(|why| DraError::Validation {
+            driver: name.clone(),
+            endpoint: shown.to_string(),
+            why: Box::new(why),
         })?;
-        let failed = |why: String| format!("plugin registration failed with err: {why}");
-        let rpc = Rpc::new(endpoint).map_err(|error| failed(error.to_string()))?;
+        let rpc = Rpc::new(endpoint).map_err(DraError::Registration)?;
         let mut drivers = self.drivers();
         let all = drivers.entry(name.clone()).or_default();
         if all.iter().any(|known| known.endpoint == endpoint) {
-            return Err(failed(format!(
-                "endpoint {shown} already registered for DRA driver plugin {name}"
-            )));
+            let (endpoint, driver) = (shown.to_string(), name.clone());
+            return Err(DraError::Registered { endpoint, driver });
         }
         let endpoint = endpoint.to_owned();
         all.push(Arc::new(Driver { endpoint: endpoint.clone(), service, rpc }));
@@ -185,7 +179,7 @@ mod tests {
         let check = |versions: &[&str], expected: Result<&str, &str>| {
             let all: Vec<String> = versions.iter().map(|text| text.to_string()).collect();
             let found = choose(&all).map(|service| service.name);
-            assert_eq!(found, expected.map_err(str::to_owned));
+            assert_eq!(found.map_err(|why| why.to_string()), expected.map_err(str::to_owned));
         };
         check(&["v1.DRAPlugin", "v1beta1.DRAPlugin"], Ok("v1.DRAPlugin"));
         check(&["v1beta1.DRAPlugin"], Ok("v1beta1.DRAPlugin"));

@@ -1,63 +1,40 @@
 //! The messages of DRA's kubelet plugin API, v1; those of v1beta1 are equal.
 
-use std::collections::BTreeMap;
+base::messages! {
+    message Claim {
+        string namespace = 1;
+        string uid = 2;
+        string name = 3;
+    }
 
-use prost::Message;
+    /// The request of both calls.
+    message Request {
+        repeated Claim claims = 1;
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub struct Claim {
-    #[prost(string, tag = "1")]
-    pub namespace: String,
-    #[prost(string, tag = "2")]
-    pub uid: String,
-    #[prost(string, tag = "3")]
-    pub name: String,
-}
+    /// By the claims' uids.
+    message PrepareAnswer {
+        map<string, Prepared> claims = 1;
+    }
 
-/// The request of both calls.
-#[derive(Clone, PartialEq, Message)]
-pub struct Request {
-    #[prost(message, repeated, tag = "1")]
-    pub claims: Vec<Claim>,
-}
+    message Prepared {
+        repeated Device devices = 1;
+        string error = 2;
+    }
 
-/// By the claims' uids.
-#[derive(Clone, PartialEq, Message)]
-pub struct PrepareAnswer {
-    #[prost(btree_map = "string, message", tag = "1")]
-    pub claims: BTreeMap<String, Prepared>,
-}
+    message Device {
+        repeated string request_names = 1;
+        string pool_name = 2;
+        string device_name = 3;
+        repeated string cdi_device_ids = 4;
+        optional string share_id = 5;
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub struct Prepared {
-    #[prost(message, repeated, tag = "1")]
-    pub devices: Vec<Device>,
-    #[prost(string, tag = "2")]
-    pub error: String,
-}
+    message UnprepareAnswer {
+        map<string, Unprepared> claims = 1;
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub struct Device {
-    #[prost(string, repeated, tag = "1")]
-    pub request_names: Vec<String>,
-    #[prost(string, tag = "2")]
-    pub pool_name: String,
-    #[prost(string, tag = "3")]
-    pub device_name: String,
-    #[prost(string, repeated, tag = "4")]
-    pub cdi_device_ids: Vec<String>,
-    #[prost(string, optional, tag = "5")]
-    pub share_id: Option<String>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub struct UnprepareAnswer {
-    #[prost(btree_map = "string, message", tag = "1")]
-    pub claims: BTreeMap<String, Unprepared>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub struct Unprepared {
-    #[prost(string, tag = "1")]
-    pub error: String,
+    message Unprepared {
+        string error = 1;
+    }
 }

@@ -14,13 +14,14 @@
 //! Upstream: `pkg/kubelet/cm/dra`.
 
 mod driver;
+mod error;
 mod messages;
 mod record;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use client::{Api, Client, ErrorExt};
+use client::{Api, Client};
 use k8s_openapi::api::core::v1::{Container, Pod};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 
@@ -28,8 +29,12 @@ use crate::config::Config;
 use crate::names;
 use driver::Driver;
 pub use driver::{Registered, keep_slices};
+pub use error::DraError;
 use messages::{Claim, Prepared};
 use record::{Device, Record, Table};
+
+const PREPARE: &str = "NodePrepareResources";
+const UNPREPARE: &str = "NodeUnprepareResources";
 
 /// Whether a resource of this name may be backed by devices. Upstream: `IsDRAExtendedResourceName`.
 fn is_extended(name: &str) -> bool {
@@ -57,7 +62,7 @@ struct Named {
 }
 
 /// The pod's claims; those that are not needed are left out.
-fn claims_of(pod: &Pod) -> Result<Vec<Named>, String> {
+fn claims_of(pod: &Pod) -> Result<Vec<Named>, DraError> {
     let status = pod.status.as_ref();
     let mut all = vec![];
     for entry in pod.spec.iter().flat_map(|spec| spec.resource_claims.iter().flatten()) {
@@ -68,8 +73,7 @@ fn claims_of(pod: &Pod) -> Result<Vec<Named>, String> {
         }
         let mut known = status.iter().flat_map(|one| one.resource_claim_statuses.iter().flatten());
         let known = known.find(|one| one.name == entry.name).ok_or_else(|| {
-            let pod = format!("{}/{}", names::namespace(pod), names::name(pod));
-            format!("pod {pod:?}: ResourceClaim not created yet")
+            DraError::NotCreated(format!("{}/{}", names::namespace(pod), names::name(pod)))
         })?;
         if let Some(claim) = &known.resource_claim_name {
             all.push(Named { entry: name, claim: claim.clone(), is_made: true });
@@ -83,7 +87,7 @@ fn claims_of(pod: &Pod) -> Result<Vec<Named>, String> {
 }
 
 /// The container's (claim, request) pairs; an empty request means all requests.
-fn requests_of(pod: &Pod, container: &Container) -> Result<Vec<(String, String)>, String> {
+fn requests_of(pod: &Pod, container: &Container) -> Result<Vec<(String, String)>, DraError> {
     let resources = container.resources.clone().unwrap_or_default();
     let named = claims_of(pod)?;
     let mut all = vec![];
@@ -109,27 +113,25 @@ fn requests_of(pod: &Pod, container: &Container) -> Result<Vec<(String, String)>
 }
 
 /// Checks that the pod may use the claim, and returns the drivers of its devices.
-fn usable(pod: &Pod, named: &Named, claim: &ResourceClaim) -> Result<BTreeSet<String>, String> {
+fn usable(pod: &Pod, named: &Named, claim: &ResourceClaim) -> Result<BTreeSet<String>, DraError> {
     let (name, uid) = (names::name(pod), names::uid(pod));
     let mut owners = claim.metadata.owner_references.iter().flatten();
     let is_own = owners.any(|owner| owner.controller == Some(true) && owner.uid == uid);
     if named.is_made && !is_own {
-        let namespace = names::namespace(pod);
-        return Err(format!(
-            "ResourceClaim {namespace}/{} was not created for Pod {namespace}/{name} (Pod is not owner)",
-            named.claim
-        ));
+        let namespace = names::namespace(pod).to_owned();
+        return Err(DraError::NotOwner { namespace, claim: named.claim.clone(), pod: name.into() });
     }
     let status = claim.status.clone().unwrap_or_default();
     if !status.reserved_for.iter().flatten().any(|user| user.uid == uid) {
-        let claim_uid = claim.metadata.uid.as_deref().unwrap_or_default();
-        return Err(format!(
-            "pod {name} ({uid}) is not allowed to use ResourceClaim {} ({claim_uid})",
-            named.claim
-        ));
+        return Err(DraError::NotReserved {
+            pod: name.to_owned(),
+            uid: uid.to_owned(),
+            claim: named.claim.clone(),
+            claim_uid: claim.metadata.uid.clone().unwrap_or_default(),
+        });
     }
     let Some(allocation) = status.allocation else {
-        return Err(format!("ResourceClaim {}: not allocated", named.claim));
+        return Err(DraError::NotAllocated(named.claim.clone()));
     };
     let devices = allocation.devices.unwrap_or_default();
     Ok(devices.results.into_iter().flatten().map(|result| result.driver).collect())
@@ -154,26 +156,27 @@ impl Devices {
     }
 
     /// The newest of a driver's plugins.
-    fn driver(&self, name: &str) -> Result<Arc<Driver>, String> {
+    fn driver(&self, name: &str) -> Result<Arc<Driver>, DraError> {
         let drivers = self.drivers();
         let found = drivers.get(name).and_then(|all| all.last()).cloned();
-        found.ok_or_else(|| format!("DRA driver {name} is not registered"))
+        found.ok_or_else(|| DraError::NotRegistered(name.to_owned()))
     }
 
     /// Has the drivers prepare all claims of a pod that are not prepared.
-    pub async fn prepare(&self, pod: &Pod) -> Result<(), String> {
+    pub async fn prepare(&self, pod: &Pod) -> Result<(), DraError> {
         let done = self.try_prepare(pod).await;
-        done.map_err(|why| format!("prepare dynamic resources: {why}"))
+        done.map_err(|why| DraError::Prepare(Box::new(why)))
     }
 
-    async fn try_prepare(&self, pod: &Pod) -> Result<(), String> {
+    async fn try_prepare(&self, pod: &Pod) -> Result<(), DraError> {
         // All checks come before the first record, so that a failed check leaves nothing to undo.
         let mut wanted = vec![];
         for named in claims_of(pod)? {
             let api: Api<ResourceClaim> = self.client.api(Some(names::namespace(pod)));
             let claim = api.get(&named.claim).await;
-            let claim = claim.map_err(|error| {
-                format!("fetch ResourceClaim {}: {}", named.claim, error.text())
+            let claim = claim.map_err(|error| DraError::Fetch {
+                claim: named.claim.clone(),
+                error: Box::new(error),
             })?;
             let drivers = usable(pod, &named, &claim)?;
             for name in &drivers {
@@ -194,7 +197,7 @@ impl Devices {
         for (name, claims) in batches {
             let driver = self.driver(&name)?;
             let answer = driver.prepare(&claims).await;
-            let answer = answer.map_err(|error| format!("NodePrepareResources: {error}"))?;
+            let answer = answer.map_err(|error| DraError::Call { call: PREPARE, error })?;
             self.note_devices(&name, &claims, answer)?;
         }
         self.table().prepared(&asked)
@@ -205,36 +208,33 @@ impl Devices {
         driver: &str,
         claims: &[Claim],
         answer: BTreeMap<String, Prepared>,
-    ) -> Result<(), String> {
+    ) -> Result<(), DraError> {
         let missing = claims.len().saturating_sub(answer.len());
         for (uid, prepared) in answer {
-            let claim = claims.iter().find(|claim| claim.uid == uid).ok_or_else(|| {
-                format!("NodePrepareResources returned result for unknown claim UID {uid}")
-            })?;
+            let claim = claims.iter().find(|claim| claim.uid == uid);
+            let claim = claim.ok_or(DraError::UnknownClaim(uid))?;
             if !prepared.error.is_empty() {
-                let (name, why) = (&claim.name, prepared.error);
-                return Err(format!("NodePrepareResources failed for ResourceClaim {name}: {why}"));
+                let (claim, why) = (claim.name.clone(), prepared.error);
+                return Err(DraError::Failed { call: PREPARE, claim, why });
             }
             let devices = prepared.devices.into_iter().map(Device::from).collect();
             self.table().devices(claim, driver, devices);
         }
         if missing > 0 {
-            return Err(format!("NodePrepareResources skipped {missing} ResourceClaims"));
+            return Err(DraError::Skipped { call: PREPARE, count: missing });
         }
         Ok(())
     }
 
     /// The CDI devices of a container, without duplicates.
-    pub fn of(&self, pod: &Pod, container: &Container) -> Result<Vec<String>, String> {
+    pub fn of(&self, pod: &Pod, container: &Container) -> Result<Vec<String>, DraError> {
         let mut all: Vec<String> = vec![];
         for (claim, request) in requests_of(pod, container)? {
             let namespace = names::namespace(pod);
             let table = self.table();
-            let record = table.get(namespace, &claim).ok_or_else(|| {
-                format!(
-                    "internal error: unable to get claim info for ResourceClaim {claim} in namespace {namespace}"
-                )
-            })?;
+            let record = table.get(namespace, &claim);
+            let record = record
+                .ok_or_else(|| DraError::NoRecord { claim, namespace: namespace.to_owned() })?;
             for name in record.cdi_devices(&request) {
                 if !all.iter().any(|known| known == name) {
                     all.push(name.to_owned());
@@ -258,7 +258,7 @@ impl Devices {
     }
 
     /// Has the drivers unprepare the claims that no other pod of this node uses.
-    pub async fn give_back(&self, pod_uid: &str) -> Result<(), String> {
+    pub async fn give_back(&self, pod_uid: &str) -> Result<(), DraError> {
         if !self.pods().contains(pod_uid) {
             return Ok(());
         }
@@ -271,16 +271,14 @@ impl Devices {
         }
         for (name, claims) in batches {
             let answer = self.driver(name)?.unprepare(&claims).await;
-            let answer = answer.map_err(|error| format!("NodeUnprepareResources: {error}"))?;
+            let answer = answer.map_err(|error| DraError::Call { call: UNPREPARE, error })?;
             for claim in &claims {
                 let Some(done) = answer.get(&claim.uid) else {
-                    return Err("NodeUnprepareResources skipped 1 ResourceClaims".into());
+                    return Err(DraError::Skipped { call: UNPREPARE, count: 1 });
                 };
                 if !done.error.is_empty() {
-                    let (name, why) = (&claim.name, &done.error);
-                    return Err(format!(
-                        "NodeUnprepareResources failed for ResourceClaim {name}: {why}"
-                    ));
+                    let (claim, why) = (claim.name.clone(), done.error.clone());
+                    return Err(DraError::Failed { call: UNPREPARE, claim, why });
                 }
             }
         }
@@ -344,7 +342,7 @@ mod tests {
                 "spec": {}, "status": status}))
             .unwrap();
             let named = Named { entry: None, claim: "c".into(), is_made };
-            let found = usable(&pod, &named, &claim);
+            let found = usable(&pod, &named, &claim).map_err(|why| why.to_string());
             let expected = expected
                 .map(|all| all.iter().map(|name| name.to_string()).collect())
                 .map_err(str::to_owned);

@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde::{Deserialize, Serialize};
 
+use super::DraError;
 use super::messages::{self, Claim};
 
 const FILE: &str = "dra_manager_state";
@@ -164,7 +165,7 @@ impl Table {
         Self { file, records }
     }
 
-    fn write(&self) -> Result<(), String> {
+    fn write(&self) -> Result<(), DraError> {
         let data = Data {
             kind: "DRACheckpoint".into(),
             api_version: "checkpoint.dra.kubelet.k8s.io/v1".into(),
@@ -177,7 +178,7 @@ impl Table {
             std::fs::write(&next, serde_json::to_vec(&checkpoint).map_err(io::Error::other)?)?;
             std::fs::rename(next, &self.file)
         };
-        done().map_err(|error: io::Error| format!("checkpoint ResourceClaim state: {error}"))
+        done().map_err(DraError::Checkpoint)
     }
 
     pub fn get(&self, namespace: &str, name: &str) -> Option<&Record> {
@@ -194,7 +195,7 @@ impl Table {
         claim: &ResourceClaim,
         drivers: &BTreeSet<String>,
         pod: &str,
-    ) -> Result<Option<Claim>, String> {
+    ) -> Result<Option<Claim>, DraError> {
         let text = |text: &Option<String>| text.clone().unwrap_or_default();
         let meta = &claim.metadata;
         let new = Record {
@@ -207,10 +208,8 @@ impl Table {
         let uid = new.uid.clone();
         let record = self.records.entry(key(&new)).or_insert(new);
         if record.uid != uid {
-            return Err(format!(
-                "old ResourceClaim with same name {} and different UID {} still exists (previous pod force-deleted?!)",
-                record.name, record.uid
-            ));
+            let (name, uid) = (record.name.clone(), record.uid.clone());
+            return Err(DraError::OldClaim { name, uid });
         }
         record.pods.insert(pod.to_owned());
         let asked = (!record.is_prepared).then(|| record.claim());
@@ -227,7 +226,7 @@ impl Table {
     }
 
     /// Marks claims as prepared by all drivers.
-    pub fn prepared(&mut self, uids: &BTreeSet<String>) -> Result<(), String> {
+    pub fn prepared(&mut self, uids: &BTreeSet<String>) -> Result<(), DraError> {
         if uids.is_empty() {
             return Ok(());
         }
@@ -251,7 +250,7 @@ impl Table {
     }
 
     /// Removes the records of unprepared claims.
-    pub fn forget(&mut self, given_back: &[Record]) -> Result<(), String> {
+    pub fn forget(&mut self, given_back: &[Record]) -> Result<(), DraError> {
         for record in given_back {
             self.records.remove(&key(record));
         }
@@ -297,7 +296,7 @@ mod tests {
         };
         table.devices(&asked, "d", vec![device("a", "1"), device("b", "2")]);
         table.prepared(&[asked.uid.clone()].into()).unwrap();
-        assert_eq!(table.note(&claim("u"), &drivers, "p2"), Ok(None));
+        assert_eq!(table.note(&claim("u"), &drivers, "p2").expect("noted"), None);
         assert!(table.note(&claim("other"), &drivers, "p3").is_err());
 
         let mut again = Table::read(dir.path());
@@ -306,7 +305,7 @@ mod tests {
         assert_eq!(all, ["example.com/gpu=1", "example.com/gpu=2"]);
         assert_eq!(record.cdi_devices("b").collect::<Vec<_>>(), ["example.com/gpu=2"]);
         // A restarted kubelet asks again.
-        assert_eq!(again.note(&claim("u"), &drivers, "p2"), Ok(Some(asked)));
+        assert_eq!(again.note(&claim("u"), &drivers, "p2").expect("noted"), Some(asked));
         assert_eq!(again.leave("p1"), []);
         let last = again.leave("p2");
         assert_eq!(last.len(), 1);

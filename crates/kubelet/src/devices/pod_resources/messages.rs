@@ -1,107 +1,72 @@
 //! The messages of the pod-resources API, v1. Those of v1alpha1 have fewer of the same fields; the others
 //! are left empty for it.
 
-use prost::Message;
+base::messages! {
+    /// The request of calls without parameters.
+    message Everything {}
 
-/// The request of calls without parameters.
-#[derive(Clone, PartialEq, Message)]
-pub struct Everything {}
+    message Listed {
+        repeated PodResources pods = 1;
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub struct Listed {
-    #[prost(message, repeated, tag = "1")]
-    pub pods: Vec<PodResources>,
-}
+    message GetRequest {
+        string name = 1;
+        string namespace = 2;
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub struct GetRequest {
-    #[prost(string, tag = "1")]
-    pub name: String,
-    #[prost(string, tag = "2")]
-    pub namespace: String,
-}
+    message Got {
+        PodResources pod = 1;
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub struct Got {
-    #[prost(message, optional, tag = "1")]
-    pub pod: Option<PodResources>,
-}
+    /// Without CPUs and memory: the kubelet pins none to containers.
+    message Allocatable {
+        repeated ContainerDevices devices = 1;
+    }
 
-/// Without CPUs and memory: the kubelet pins none to containers.
-#[derive(Clone, PartialEq, Message)]
-pub struct Allocatable {
-    #[prost(message, repeated, tag = "1")]
-    pub devices: Vec<ContainerDevices>,
-}
+    message PodResources {
+        string name = 1;
+        string namespace = 2;
+        repeated ContainerResources containers = 3;
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub struct PodResources {
-    #[prost(string, tag = "1")]
-    pub name: String,
-    #[prost(string, tag = "2")]
-    pub namespace: String,
-    #[prost(message, repeated, tag = "3")]
-    pub containers: Vec<ContainerResources>,
-}
+    message ContainerResources {
+        string name = 1;
+        repeated ContainerDevices devices = 2;
+        repeated DynamicResource dynamic_resources = 5;
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub struct ContainerResources {
-    #[prost(string, tag = "1")]
-    pub name: String,
-    #[prost(message, repeated, tag = "2")]
-    pub devices: Vec<ContainerDevices>,
-    #[prost(message, repeated, tag = "5")]
-    pub dynamic_resources: Vec<DynamicResource>,
-}
+    message ContainerDevices {
+        string resource_name = 1;
+        repeated string device_ids = 2;
+        Topology topology = 3;
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub struct ContainerDevices {
-    #[prost(string, tag = "1")]
-    pub resource_name: String,
-    #[prost(string, repeated, tag = "2")]
-    pub device_ids: Vec<String>,
-    #[prost(message, optional, tag = "3")]
-    pub topology: Option<Topology>,
-}
+    #[derive(Eq)]
+    message Topology {
+        repeated NumaNode nodes = 1;
+    }
 
-#[derive(Clone, PartialEq, Eq, Message)]
-pub struct Topology {
-    #[prost(message, repeated, tag = "1")]
-    pub nodes: Vec<NumaNode>,
-}
+    #[derive(Copy, Eq)]
+    message NumaNode {
+        int64 id = 1;
+    }
 
-#[derive(Clone, Copy, PartialEq, Eq, Message)]
-pub struct NumaNode {
-    #[prost(int64, tag = "1")]
-    pub id: i64,
-}
+    message DynamicResource {
+        string claim_name = 2;
+        string claim_namespace = 3;
+        repeated ClaimResource claim_resources = 4;
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub struct DynamicResource {
-    #[prost(string, tag = "2")]
-    pub claim_name: String,
-    #[prost(string, tag = "3")]
-    pub claim_namespace: String,
-    #[prost(message, repeated, tag = "4")]
-    pub claim_resources: Vec<ClaimResource>,
-}
+    message ClaimResource {
+        repeated CdiDevice cdi_devices = 1;
+        string driver_name = 2;
+        string pool_name = 3;
+        string device_name = 4;
+        optional string share_id = 5;
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub struct ClaimResource {
-    #[prost(message, repeated, tag = "1")]
-    pub cdi_devices: Vec<CdiDevice>,
-    #[prost(string, tag = "2")]
-    pub driver_name: String,
-    #[prost(string, tag = "3")]
-    pub pool_name: String,
-    #[prost(string, tag = "4")]
-    pub device_name: String,
-    #[prost(string, optional, tag = "5")]
-    pub share_id: Option<String>,
-}
-
-#[derive(Clone, PartialEq, Eq, Message)]
-pub struct CdiDevice {
-    #[prost(string, tag = "1")]
-    pub name: String,
+    #[derive(Eq)]
+    message CdiDevice {
+        string name = 1;
+    }
 }

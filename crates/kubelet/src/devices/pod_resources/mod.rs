@@ -20,8 +20,8 @@ use tonic::Status;
 use tonic::body::Body;
 use transport::{Incoming, Listener};
 
+use crate::devices::device_plugins::DeviceInfo;
 use crate::devices::device_plugins::DevicePlugins;
-use crate::devices::device_plugins::Told;
 use crate::devices::dra::Devices;
 use crate::names;
 use crate::plugins::serve as grpc;
@@ -263,9 +263,9 @@ impl Source {
 }
 
 /// One entry for each NUMA node that a device is near.
-fn shown(devices: Vec<Told>) -> Vec<ContainerDevices> {
+fn shown(devices: Vec<DeviceInfo>) -> Vec<ContainerDevices> {
     let mut all = vec![];
-    for Told { resource, id, nodes } in devices {
+    for DeviceInfo { resource, id, nodes } in devices {
         let one = |topology: Option<Topology>| ContainerDevices {
             resource_name: resource.clone(),
             device_ids: vec![id.clone()],
@@ -298,7 +298,7 @@ mod tests {
 
     #[test]
     fn a_device_is_listed_at_each_of_its_numa_nodes() {
-        let told = |id: &str, nodes: &[i64]| Told {
+        let told = |id: &str, nodes: &[i64]| DeviceInfo {
             resource: "r/d".into(),
             id: id.into(),
             nodes: nodes.to_vec(),

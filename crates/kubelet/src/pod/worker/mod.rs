@@ -19,6 +19,7 @@
 //! Upstream: `pkg/kubelet/pod_workers.go`, `kubelet.go` SyncPod, SyncTerminatingPod.
 
 pub mod context;
+mod error;
 mod resize;
 mod start;
 mod stop;
@@ -65,7 +66,7 @@ const RUNTIME_RETRY: Duration = Duration::from_secs(2);
 
 /// A worker's report to the pod set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Told {
+pub enum WorkerEvent {
     /// Its resources are free.
     Stopped,
     Finished,
@@ -134,7 +135,7 @@ pub struct Worker {
 }
 
 /// Reports a worker's end; called with the pod's uid.
-type Tell = Box<dyn Fn(&str, Told) + Send + Sync>;
+type Tell = Box<dyn Fn(&str, WorkerEvent) + Send + Sync>;
 
 /// The life of a pod on this node; the states of the drawing above.
 enum Life {
@@ -205,7 +206,7 @@ impl Worker {
         context: Arc<Context>,
         tasks: &Tasks,
         first: Input,
-        tell: impl Fn(&str, Told) + Send + Sync + 'static,
+        tell: impl Fn(&str, WorkerEvent) + Send + Sync + 'static,
     ) -> Handle {
         let (input, input_out) = watch::channel(first.clone());
         let wake = Arc::new(Notify::new());
@@ -248,7 +249,7 @@ impl Worker {
         tasks.spawn("pod-worker", async move {
             let worker = worker.run().await;
             own.shutdown(Duration::from_secs(1)).await;
-            (worker.tell)(&worker.uid, Told::Finished);
+            (worker.tell)(&worker.uid, WorkerEvent::Finished);
         });
         Handle { input, wake, view }
     }
@@ -591,7 +592,7 @@ impl Worker {
             if let Err(error) = self.context.devices.give_back(&self.uid).await {
                 tracing::warn!(
                     pod = names::full(&self.pod),
-                    error,
+                    %error,
                     "failed to unprepare the pod's claims"
                 );
                 return Next::Wait(self.retry.step());
@@ -607,7 +608,7 @@ impl Worker {
             self.context.cgroups.remove_pod(&self.uid);
             self.life = Life::Gone;
             self.view.lock().expect("no panic while held").stopped = true;
-            (self.tell)(&self.uid, Told::Stopped);
+            (self.tell)(&self.uid, WorkerEvent::Stopped);
         }
         if !input.is_gone() {
             return Next::Wait(Duration::from_secs(24 * 3600));

@@ -13,6 +13,7 @@ use cri::{PodSandboxConfig, UserNamespace};
 use futures::future::{join, join_all};
 use k8s_openapi::api::core::v1::{Container, ObjectReference, Pod, PodSpec, Secret, Volume};
 
+use super::error::{ConfigError, SandboxError};
 use super::{Retry, Worker};
 use crate::devices::device_plugins::Extras;
 use crate::names;
@@ -191,7 +192,7 @@ impl Worker {
         let users = self.users().await.map_err(|error| {
             tracing::warn!(
                 pod = names::full(&self.pod),
-                error,
+                %error,
                 "failed to get the pod's user namespace"
             );
         })?;
@@ -204,36 +205,33 @@ impl Worker {
     }
 
     /// The user namespace of the pod. Upstream: GetOrCreateUserNamespaceMappings.
-    async fn users(&self) -> Result<UserNamespace, String> {
+    async fn users(&self) -> Result<UserNamespace, SandboxError> {
         if !self.has_own_users() {
             return Ok(users::of_node());
         }
         let (known, uid) = (self.context.starts.users.clone(), self.uid.clone());
-        let found = tokio::task::spawn_blocking(move || known.of_pod(&uid)).await;
-        found.map_err(|error| error.to_string())?.map_err(|error| error.to_string())
+        Ok(tokio::task::spawn_blocking(move || known.of_pod(&uid)).await??)
     }
 
     /// Checks that the runtime supports `hostUsers: false`. Without support the pod must not run, because it
     /// would get more rights than it asked for. Upstream: HandlerSupportsUserNamespaces.
-    async fn check_users(&self, handler: &str) -> Result<(), String> {
+    async fn check_users(&self, handler: &str) -> Result<(), SandboxError> {
         if !self.has_own_users() {
             return Ok(());
         }
-        let refused = match handler {
-            "" => {
-                "can't set `spec.hostUsers: false`, runtime does not support user namespaces".into()
+        let handler = handler.to_owned();
+        let refused = SandboxError::NoUserNamespaces { handler: handler.clone() };
+        let all = match self.context.runtime.status(false).await {
+            Ok(status) => status.runtime_handlers,
+            Err(why) => {
+                let refused = Box::new(refused);
+                return Err(SandboxError::UnknownUserNamespaces { refused, why });
             }
-            named => format!(
-                "can't set `spec.hostUsers: false`, RuntimeClass handler {named:?} does not support \
-                 user namespaces"
-            ),
         };
-        let status = self.context.runtime.status(false).await;
-        let all = status.map_err(|error| format!("{refused}: {error}"))?.runtime_handlers;
         match all.iter().find(|known| known.name == handler) {
             Some(known) if known.features.as_ref().is_some_and(|f| f.user_namespaces) => Ok(()),
             None if !all.is_empty() => {
-                Err(format!("{refused}: the handler {handler:?} is not known"))
+                Err(SandboxError::UnknownHandler { refused: Box::new(refused), handler })
             }
             _ => Err(refused),
         }
@@ -253,7 +251,7 @@ impl Worker {
             context.events.tell(&self.pod, EventType::Normal, "SandboxChanged", text);
         }
         context.cgroups.create_pod(&self.pod);
-        let refused = |error: String| {
+        let refused = |error: SandboxError| {
             let text = format!("Failed to create pod sandbox: {error}");
             context.events.warn(&self.pod, "FailedCreatePodSandBox", text);
         };
@@ -296,16 +294,18 @@ impl Worker {
 
     /// The runtime handler of the pod's RuntimeClass; empty for the default.
     /// Upstream: LookupRuntimeHandler.
-    async fn runtime_handler(&self) -> Result<String, String> {
+    async fn runtime_handler(&self) -> Result<String, SandboxError> {
         use k8s_openapi::api::node::v1::RuntimeClass;
         let class = self.pod.spec.as_ref().and_then(|spec| spec.runtime_class_name.as_deref());
         let Some(class) = class.filter(|name| !name.is_empty()) else { return Ok(String::new()) };
         match self.context.api.client.api::<RuntimeClass>(None).get(class).await {
             Ok(found) => Ok(found.handler),
             Err(error) if error.is_not_found() => {
-                Err(format!("runtimeclass.node.k8s.io {class:?} not found"))
+                Err(SandboxError::NoRuntimeClass(class.to_owned()))
             }
-            Err(error) => Err(format!("failed to lookup RuntimeClass {class}: {}", error.text())),
+            Err(error) => {
+                Err(SandboxError::RuntimeClass { class: class.to_owned(), error: Box::new(error) })
+            }
         }
     }
 
@@ -333,10 +333,10 @@ impl Worker {
         gate.admit(&self.pod, &addresses.pod).await.map_err(|error| {
             tracing::warn!(
                 pod = names::full(&self.pod),
-                error,
+                %error,
                 "failed to start the pod's containers"
             );
-            self.context.events.warn(&self.pod, "NetworkNotReady", error);
+            self.context.events.warn(&self.pod, "NetworkNotReady", error.to_string());
             Retry
         })
     }
@@ -458,7 +458,8 @@ impl Worker {
             NotStarted::new(reason, message)
         };
         let config_error = |message: String| failed("CreateContainerConfigError", message);
-        let given = self.given(container, place).await.map_err(config_error)?;
+        let given = self.given(container, place).await;
+        let given = given.map_err(|error| config_error(error.to_string()))?;
         let Some((env, devices, extras)) = given else { return Err(NotStarted::stopping()) };
         let images = self.image_volumes(container, place).await?;
         let attempt = self.next_attempt(&container.name, observed);
@@ -624,7 +625,11 @@ impl Worker {
 
     /// Variables, CDI devices, and the other additions of device plugins; `None` if the pod must stop during
     /// the calls.
-    async fn given(&self, container: &Container, place: &Place) -> Result<Option<Given>, String> {
+    async fn given(
+        &self,
+        container: &Container,
+        place: &Place,
+    ) -> Result<Option<Given>, ConfigError> {
         let extras = tokio::select! {
             biased;
             () = told_to_stop(&self.input) => return Ok(None),
@@ -641,20 +646,17 @@ impl Worker {
         &self,
         container: &Container,
         place: &Place,
-    ) -> Result<Vec<(String, String)>, String> {
+    ) -> Result<Vec<(String, String)>, ConfigError> {
         let pod = &self.pod;
         if !names::is_static(pod) && !self.context.starts.services.has_synced() {
             let synced = self.context.starts.services.synced();
             if tokio::time::timeout(Duration::from_secs(5), synced).await.is_err() {
-                return Err(
-                    "services have not yet been read at least once, cannot construct envvars"
-                        .into(),
-                );
+                return Err(ConfigError::NoServices);
             }
         }
         let sources = self.sources(&env::references(container)).await;
         if let Some(error) = sources.unknown.first() {
-            return Err(error.to_string());
+            return Err(error.clone().into());
         }
         let links = pod.spec.as_ref().and_then(|s| s.enable_service_links) != Some(false);
         let home = names::namespace(pod);
@@ -669,8 +671,7 @@ impl Worker {
             sources: &sources,
         };
         let files = self.file_values(container, place).await;
-        env::environment(pod, container, &variables, &around, &files)
-            .map_err(|error| error.to_string())
+        Ok(env::environment(pod, container, &variables, &around, &files)?)
     }
 
     /// The values of the container's variables that come from files.

@@ -3,195 +3,119 @@
 //!
 //! Invariant: no message with secrets is ever logged.
 
-use std::collections::BTreeMap;
+base::messages! {
+    /// An empty request or answer.
+    message Nothing {}
 
-use prost::Message;
+    message PluginInfo {
+        string kind = 1;
+        string name = 2;
+        string endpoint = 3;
+        repeated string supported_versions = 4;
+    }
 
-/// An empty request or answer.
-#[derive(Clone, PartialEq, Message)]
-pub struct Nothing {}
+    message RegistrationStatus {
+        bool plugin_registered = 1;
+        string error = 2;
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub struct PluginInfo {
-    #[prost(string, tag = "1")]
-    pub kind: String,
-    #[prost(string, tag = "2")]
-    pub name: String,
-    #[prost(string, tag = "3")]
-    pub endpoint: String,
-    #[prost(string, repeated, tag = "4")]
-    pub supported_versions: Vec<String>,
-}
+    message Topology {
+        map<string, string> segments = 1;
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub struct RegistrationStatus {
-    #[prost(bool, tag = "1")]
-    pub plugin_registered: bool,
-    #[prost(string, tag = "2")]
-    pub error: String,
-}
+    message NodeInfo {
+        string node_id = 1;
+        int64 max_volumes_per_node = 2;
+        Topology accessible_topology = 3;
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub struct Topology {
-    #[prost(btree_map = "string, string", tag = "1")]
-    pub segments: BTreeMap<String, String>,
-}
+    message Capabilities {
+        repeated Capability capabilities = 1;
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub struct NodeInfo {
-    #[prost(string, tag = "1")]
-    pub node_id: String,
-    #[prost(int64, tag = "2")]
-    pub max_volumes_per_node: i64,
-    #[prost(message, optional, tag = "3")]
-    pub accessible_topology: Option<Topology>,
-}
+    message Capability {
+        CapabilityRpc rpc = 1;
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub struct Capabilities {
-    #[prost(message, repeated, tag = "1")]
-    pub capabilities: Vec<Capability>,
-}
+    message CapabilityRpc {
+        int32 kind = 1;
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub struct Capability {
-    #[prost(message, optional, tag = "1")]
-    pub rpc: Option<CapabilityRpc>,
-}
+    message VolumeCapability {
+        Nothing block = 1;
+        MountVolume mount = 2;
+        AccessMode access_mode = 3;
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub struct CapabilityRpc {
-    #[prost(int32, tag = "1")]
-    pub kind: i32,
-}
+    message MountVolume {
+        string fs_type = 1;
+        repeated string mount_flags = 2;
+        string volume_mount_group = 3;
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub struct VolumeCapability {
-    #[prost(message, optional, tag = "1")]
-    pub block: Option<Nothing>,
-    #[prost(message, optional, tag = "2")]
-    pub mount: Option<MountVolume>,
-    #[prost(message, optional, tag = "3")]
-    pub access_mode: Option<AccessMode>,
-}
+    message AccessMode {
+        int32 mode = 1;
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub struct MountVolume {
-    #[prost(string, tag = "1")]
-    pub fs_type: String,
-    #[prost(string, repeated, tag = "2")]
-    pub mount_flags: Vec<String>,
-    #[prost(string, tag = "3")]
-    pub volume_mount_group: String,
-}
+    message StageRequest {
+        string volume_id = 1;
+        map<string, string> publish_context = 2;
+        string staging_target_path = 3;
+        VolumeCapability volume_capability = 4;
+        map<string, string> secrets = 5;
+        map<string, string> volume_context = 6;
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub struct AccessMode {
-    #[prost(int32, tag = "1")]
-    pub mode: i32,
-}
+    message UnstageRequest {
+        string volume_id = 1;
+        string staging_target_path = 2;
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub struct StageRequest {
-    #[prost(string, tag = "1")]
-    pub volume_id: String,
-    #[prost(btree_map = "string, string", tag = "2")]
-    pub publish_context: BTreeMap<String, String>,
-    #[prost(string, tag = "3")]
-    pub staging_target_path: String,
-    #[prost(message, optional, tag = "4")]
-    pub volume_capability: Option<VolumeCapability>,
-    #[prost(btree_map = "string, string", tag = "5")]
-    pub secrets: BTreeMap<String, String>,
-    #[prost(btree_map = "string, string", tag = "6")]
-    pub volume_context: BTreeMap<String, String>,
-}
+    message PublishRequest {
+        string volume_id = 1;
+        map<string, string> publish_context = 2;
+        string staging_target_path = 3;
+        string target_path = 4;
+        VolumeCapability volume_capability = 5;
+        bool readonly = 6;
+        map<string, string> secrets = 7;
+        map<string, string> volume_context = 8;
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub struct UnstageRequest {
-    #[prost(string, tag = "1")]
-    pub volume_id: String,
-    #[prost(string, tag = "2")]
-    pub staging_target_path: String,
-}
+    message UnpublishRequest {
+        string volume_id = 1;
+        string target_path = 2;
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub struct PublishRequest {
-    #[prost(string, tag = "1")]
-    pub volume_id: String,
-    #[prost(btree_map = "string, string", tag = "2")]
-    pub publish_context: BTreeMap<String, String>,
-    #[prost(string, tag = "3")]
-    pub staging_target_path: String,
-    #[prost(string, tag = "4")]
-    pub target_path: String,
-    #[prost(message, optional, tag = "5")]
-    pub volume_capability: Option<VolumeCapability>,
-    #[prost(bool, tag = "6")]
-    pub readonly: bool,
-    #[prost(btree_map = "string, string", tag = "7")]
-    pub secrets: BTreeMap<String, String>,
-    #[prost(btree_map = "string, string", tag = "8")]
-    pub volume_context: BTreeMap<String, String>,
-}
+    message CapacityRange {
+        int64 required_bytes = 1;
+        int64 limit_bytes = 2;
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub struct UnpublishRequest {
-    #[prost(string, tag = "1")]
-    pub volume_id: String,
-    #[prost(string, tag = "2")]
-    pub target_path: String,
-}
+    message ExpandRequest {
+        string volume_id = 1;
+        string volume_path = 2;
+        CapacityRange capacity_range = 3;
+        string staging_target_path = 4;
+        VolumeCapability volume_capability = 5;
+        map<string, string> secrets = 6;
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub struct CapacityRange {
-    #[prost(int64, tag = "1")]
-    pub required_bytes: i64,
-    #[prost(int64, tag = "2")]
-    pub limit_bytes: i64,
-}
+    message StatsRequest {
+        string volume_id = 1;
+        string volume_path = 2;
+        string staging_target_path = 3;
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub struct ExpandRequest {
-    #[prost(string, tag = "1")]
-    pub volume_id: String,
-    #[prost(string, tag = "2")]
-    pub volume_path: String,
-    #[prost(message, optional, tag = "3")]
-    pub capacity_range: Option<CapacityRange>,
-    #[prost(string, tag = "4")]
-    pub staging_target_path: String,
-    #[prost(message, optional, tag = "5")]
-    pub volume_capability: Option<VolumeCapability>,
-    #[prost(btree_map = "string, string", tag = "6")]
-    pub secrets: BTreeMap<String, String>,
-}
+    message Stats {
+        repeated VolumeUsage usage = 1;
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub struct StatsRequest {
-    #[prost(string, tag = "1")]
-    pub volume_id: String,
-    #[prost(string, tag = "2")]
-    pub volume_path: String,
-    #[prost(string, tag = "3")]
-    pub staging_target_path: String,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub struct Stats {
-    #[prost(message, repeated, tag = "1")]
-    pub usage: Vec<VolumeUsage>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub struct VolumeUsage {
-    #[prost(int64, tag = "1")]
-    pub available: i64,
-    #[prost(int64, tag = "2")]
-    pub total: i64,
-    #[prost(int64, tag = "3")]
-    pub used: i64,
-    /// 1: bytes, 2: inodes.
-    #[prost(int32, tag = "4")]
-    pub unit: i32,
+    message VolumeUsage {
+        int64 available = 1;
+        int64 total = 2;
+        int64 used = 3;
+        /// 1: bytes, 2: inodes.
+        int32 unit = 4;
+    }
 }

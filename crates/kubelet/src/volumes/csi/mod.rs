@@ -15,6 +15,7 @@
 //! Upstream: `pkg/volume/csi`, `pkg/kubelet/pluginmanager`.
 
 pub mod driver;
+pub mod error;
 pub mod messages;
 pub mod mounting;
 pub mod node;
@@ -35,6 +36,7 @@ use tokio::sync::{Notify, watch};
 
 use super::turns::Turns;
 use driver::Driver;
+use error::CsiError;
 
 pub const PLUGIN: &str = "kubernetes.io/csi";
 
@@ -76,7 +78,7 @@ pub struct Csi {
     uses: Mutex<BTreeMap<UseKey, Use>>,
     /// Volumes that this process has staged, by unique name.
     staged: Mutex<BTreeSet<String>>,
-    /// Of volumes in work, by unique name.
+    /// The locks of volumes that are being changed, by unique name.
     turns: Turns,
     seen: watch::Sender<NodeVolumes>,
     /// Notified when the node's status must be updated.
@@ -124,10 +126,9 @@ impl Csi {
         *self.uses() = uses;
     }
 
-    fn driver(&self, name: &str) -> Result<Arc<Driver>, String> {
-        self.drivers().get(name).cloned().ok_or_else(|| {
-            format!("driver name {name} not found in the list of registered CSI drivers")
-        })
+    fn driver(&self, name: &str) -> Result<Arc<Driver>, CsiError> {
+        let found = self.drivers().get(name).cloned();
+        found.ok_or_else(|| CsiError::NotRegistered(name.to_owned()))
     }
 
     /// The driver's CSIDriver, if there is one.

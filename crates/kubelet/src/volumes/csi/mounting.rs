@@ -5,7 +5,7 @@
 //!  subpaths undone ─► unpublished ─► unstaged (by the last pod) ─► forgotten
 //! ```
 //!
-//! In: an [`Order`]. Out: the mounted volume, or an event's text.
+//! In: an [`MountRequest`]. Out: the mounted volume, or an event's text.
 //! Invariants: repeating a step changes nothing, also after a restart, because drivers' calls are
 //! idempotent. A volume keeps its record while a driver may still work on it.
 //! Upstream: `csi_mounter.go`, `csi_attacher.go`, `expander.go`.
@@ -25,12 +25,13 @@ use k8s_openapi::api::storage::v1::{CSIDriverSpec, VolumeAttachment};
 use serde_json::json;
 
 use super::driver::{Abilities, Driver, Usage, Volume};
+use super::error::CsiError;
 use super::place::{self, Published, Stage};
 use super::record::{self, EPHEMERAL, PERSISTENT, VolumeData};
 use super::{Csi, PLUGIN, Use, unique_name};
 use crate::names;
 use crate::pod::input::{Inputs, told_to_stop};
-use crate::pod::objects::{Objects, TokenOrder};
+use crate::pod::objects::{Objects, TokenSpec};
 use crate::reason::Reason;
 use crate::volumes::PodDir;
 use crate::volumes::ownership;
@@ -55,7 +56,7 @@ pub enum Origin<'a> {
 }
 
 /// A mount request.
-pub struct Order<'a> {
+pub struct MountRequest<'a> {
     pub pod: &'a Pod,
     pub dir: &'a PodDir,
     /// The volume's name in the pod.
@@ -86,7 +87,7 @@ struct Spec {
 }
 
 impl Spec {
-    fn of(order: &Order<'_>) -> Result<Self, Reason> {
+    fn of(order: &MountRequest<'_>) -> Result<Self, Reason> {
         match order.origin {
             Origin::Inline(source) => Ok(Self::inline(order, source)),
             Origin::Persistent { volume, read_only } => {
@@ -97,7 +98,7 @@ impl Spec {
         }
     }
 
-    fn inline(order: &Order<'_>, source: &CSIVolumeSource) -> Self {
+    fn inline(order: &MountRequest<'_>, source: &CSIVolumeSource) -> Self {
         let home = names::namespace(order.pod).to_string();
         let secret = source.node_publish_secret_ref.as_ref();
         Self {
@@ -220,10 +221,9 @@ impl Spec {
     }
 
     /// Upstream: supportsVolumeLifecycleMode.
-    fn check_mode(&self, driver: Option<&CSIDriverSpec>) -> Result<(), String> {
-        let unsupported = |why: String| {
-            format!("volume mode {:?} not supported by driver {} ({why})", self.mode, self.driver)
-        };
+    fn check_mode(&self, driver: Option<&CSIDriverSpec>) -> Result<(), CsiError> {
+        let unsupported =
+            |why| CsiError::Mode { mode: self.mode, driver: self.driver.clone(), why };
         match driver {
             None if self.mode == PERSISTENT => Ok(()),
             None => Err(unsupported("no CSIDriver object".into())),
@@ -245,7 +245,7 @@ fn group_of(pod: &Pod) -> Option<i64> {
 impl Csi {
     /// Mounts a volume into a pod, and says whether this process had not mounted it before. Repeating it
     /// is harmless.
-    pub async fn mount(&self, order: &Order<'_>) -> Result<(Mounted, bool), Reason> {
+    pub async fn mount(&self, order: &MountRequest<'_>) -> Result<(Mounted, bool), Reason> {
         let spec = Spec::of(order)?;
         let object = self.object(&spec.driver).await;
         let about = object.as_ref().map(|object| &object.spec);
@@ -320,7 +320,7 @@ impl Csi {
     /// Waits until the volume is attached, and returns the attacher's metadata.
     async fn attached(
         &self,
-        order: &Order<'_>,
+        order: &MountRequest<'_>,
         spec: &Spec,
     ) -> Result<BTreeMap<String, String>, Reason> {
         let unique = spec.unique();
@@ -368,7 +368,7 @@ impl Csi {
         abilities: &Abilities,
         volume: Volume,
     ) -> Result<PathBuf, Reason> {
-        let failed = |why: String| spec.failed("MountDevice", why);
+        let failed = |why: CsiError| spec.failed("MountDevice", why);
         let stage = spec.stage(&self.root);
         if self.staged().contains(&spec.unique()) {
             return Ok(stage.path);
@@ -388,7 +388,9 @@ impl Csi {
         let recorded = record::make_dir(&stage.path)
             .and_then(|()| record::make_dir(&stage.record))
             .and_then(|()| data.write(&stage.record));
-        recorded.map_err(|error| failed(format!("failed to save volume data: {error}")))?;
+        recorded.map_err(|error| {
+            spec.failed("MountDevice", format!("failed to save volume data: {error}"))
+        })?;
         let volume = Volume { secrets, ..volume };
         if let Err(error) = driver.stage(abilities, volume, &stage.path).await {
             if error.is_final
@@ -397,7 +399,7 @@ impl Csi {
                 let path = stage.path.display();
                 tracing::warn!(%path, %error, "failed to remove the staging directory");
             }
-            return Err(failed(error.to_string()));
+            return Err(failed(error.into()));
         }
         self.staged().insert(spec.unique());
         Ok(stage.path)
@@ -406,7 +408,7 @@ impl Csi {
     #[expect(clippy::too_many_arguments, reason = "the call has as many fields")]
     async fn publish(
         &self,
-        order: &Order<'_>,
+        order: &MountRequest<'_>,
         spec: &Spec,
         about: Option<&CSIDriverSpec>,
         site: Site<'_>,
@@ -414,24 +416,22 @@ impl Csi {
         place: &Published,
         again: bool,
     ) -> Result<(), Reason> {
-        let failed = |why: String| spec.failed("SetUp", why);
+        let failed = |why: CsiError| spec.failed("SetUp", why);
         if let Some(secret) = &spec.publish_secret {
             volume.secrets = self.secret("NodePublishSecretRef", secret).await.map_err(failed)?;
         }
         if about.and_then(|about| about.pod_info_on_mount) == Some(true) {
             volume.context.extend(pod_info(order.pod, spec.mode));
         }
-        let tokens = tokens(order, about).await.map_err(|why| {
-            let text = "mounter.SetUpAt failed to get service accoount token attributes";
-            failed(format!("{PLUGIN}: {text}: {why}"))
-        })?;
+        let call = "mounter.SetUpAt failed to get service accoount token attributes";
+        let tokens = tokens(order, about).await.map_err(CsiError::call(call)).map_err(failed)?;
         match about.and_then(|about| about.service_account_token_in_secrets) {
             Some(true) => volume.secrets.extend(tokens),
             _ => volume.context.extend(tokens),
         }
-        place.prepare(&spec.data(&self.node_name)).map_err(|error| {
-            failed(format!("{PLUGIN}: mounter.SetUpAt failed to save volume info data: {error}"))
-        })?;
+        let call = "mounter.SetUpAt failed to save volume info data";
+        let prepared = place.prepare(&spec.data(&self.node_name));
+        prepared.map_err(CsiError::call(call)).map_err(failed)?;
         let target = &place.path;
         let published =
             site.driver.publish(site.abilities, volume, site.staged, target, spec.read_only).await;
@@ -442,29 +442,30 @@ impl Csi {
             {
                 tracing::warn!(path = %target.display(), %error, "failed to remove the mount directory");
             }
-            failed(error.to_string())
+            failed(error.into())
         })
     }
 
     async fn secret(
         &self,
-        what: &str,
+        what: &'static str,
         (namespace, name): &(String, String),
-    ) -> Result<BTreeMap<String, String>, String> {
+    ) -> Result<BTreeMap<String, String>, CsiError> {
         let api: Api<Secret> = self.client.api(Some(namespace));
         let secret = api.get(name).await.map_err(|error| {
-            format!("fetching {what} {namespace}/{name} failed: {PLUGIN}: failed to find the secret {name} in the namespace {namespace} with error: {}", error.text())
+            let (namespace, name) = (namespace.clone(), name.clone());
+            CsiError::Secret { what, namespace, name, error: Box::new(error) }
         })?;
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
         Ok(secret.data.into_iter().flatten().map(|(key, value)| (key, text(value.0))).collect())
     }
 
     /// Expands a volume to its PersistentVolume's size; false if the driver need not be called.
-    pub async fn expand(&self, order: &Order<'_>, bytes: i64) -> Result<bool, String> {
-        let spec = Spec::of(order).map_err(|failure| failure.message)?;
+    pub async fn expand(&self, order: &MountRequest<'_>, bytes: i64) -> Result<bool, CsiError> {
+        let spec = Spec::of(order)?;
         let _turn = self.turns.take(&spec.unique()).await;
         let driver = self.driver(&spec.driver)?;
-        let abilities = driver.abilities().await.map_err(|error| error.to_string())?;
+        let abilities = driver.abilities().await?;
         if !abilities.expands() || spec.read_only {
             return Ok(false);
         }
@@ -475,17 +476,14 @@ impl Csi {
         let target = spec.published(&self.root, &order.dir.0).path;
         let staged = abilities.stages().then(|| spec.stage(&self.root).path);
         let expanded = driver.expand(&abilities, volume, &target, staged.as_deref(), bytes);
-        match expanded.await {
-            Ok(()) => Ok(true),
-            Err(error) => Err(format!("Expander.NodeExpand failed to expand the volume : {error}")),
-        }
+        expanded.await.map(|()| true).map_err(CsiError::Expand)
     }
 
     /// Unmounts all CSI volumes of a pod. After an `Err`, the caller must retry.
-    pub async fn unmount_pod(&self, uid: &str, dir: &PodDir) -> Result<(), String> {
+    pub async fn unmount_pod(&self, uid: &str, dir: &PodDir) -> Result<(), CsiError> {
         let all = place::of_pod(&self.root, &dir.0);
         for (name, published, data) in all {
-            if let Some(data) = data.map_err(|error| error.to_string())? {
+            if let Some(data) = data? {
                 self.unmount(&(uid.to_string(), name), &data, &published).await?;
             }
         }
@@ -513,54 +511,53 @@ impl Csi {
         key: &(String, String),
         data: &VolumeData,
         published: &Published,
-    ) -> Result<(), String> {
+    ) -> Result<(), CsiError> {
         let unique = data.unique();
         let _turn = self.turns.take(&unique).await;
-        let failed = |why: String| {
-            let step = match published.link {
+        let in_step = |step| {
+            let volume = data.volume.clone();
+            move |why: CsiError| CsiError::Step { step, volume, why: Box::new(why) }
+        };
+        let failed = || {
+            in_step(match published.link {
                 Some(_) => "UnmapVolume.UnmapPodDevice",
                 None => "UnmountVolume.TearDown",
-            };
-            format!("{step} failed for volume {:?} : {why}", data.volume)
+            })
         };
-        let driver = self.driver(&data.driver_name).map_err(|why| {
-            failed(format!("{PLUGIN}: Unmounter.TearDownAt failed to get CSI client: {why}"))
-        })?;
-        driver
-            .unpublish(&data.volume_handle, &published.path)
-            .await
-            .map_err(|error| failed(format!("{PLUGIN}: Unmounter.TearDownAt failed: {error}")))?;
+        let call = "Unmounter.TearDownAt failed to get CSI client";
+        let driver = self.driver(&data.driver_name);
+        let driver = driver.map_err(CsiError::call(call)).map_err(failed())?;
+        let unpublished = driver.unpublish(&data.volume_handle, &published.path).await;
+        let call = "Unmounter.TearDownAt failed";
+        unpublished.map_err(CsiError::call(call)).map_err(failed())?;
         let is_last = !self.uses().iter().any(|(other, one)| other != key && one.unique == unique);
-        published.clear().map_err(|error| failed(error.to_string()))?;
+        published.clear().map_err(CsiError::from).map_err(failed())?;
         if is_last && place::is_persistent(data) {
             let stage = match published.link {
                 Some(_) => Stage::of_device(&self.root, &data.volume),
                 None => Stage::of_mount(&self.root, &data.driver_name, &data.volume_handle),
             };
-            self.unstage(&driver, &data.volume_handle, &stage).await.map_err(|why| {
-                format!("UnmountDevice failed for volume {:?} : {why}", data.volume)
-            })?;
+            let unstaged = self.unstage(&driver, &data.volume_handle, &stage).await;
+            unstaged.map_err(in_step("UnmountDevice"))?;
         }
-        published.forget().map_err(|error| failed(error.to_string()))?;
+        published.forget().map_err(CsiError::from).map_err(failed())?;
         self.uses().remove(key);
         self.hurry.notify_one();
         Ok(())
     }
 
     /// The caller holds the volume's lock.
-    async fn unstage(&self, driver: &Driver, handle: &str, stage: &Stage) -> Result<(), String> {
-        if VolumeData::read(&stage.record).map_err(|error| error.to_string())?.is_none() {
+    async fn unstage(&self, driver: &Driver, handle: &str, stage: &Stage) -> Result<(), CsiError> {
+        if VolumeData::read(&stage.record)?.is_none() {
             return Ok(());
         }
-        let abilities = driver.abilities().await.map_err(|error| error.to_string())?;
+        let abilities = driver.abilities().await?;
         if abilities.stages() {
-            driver
-                .unstage(handle, &stage.path)
-                .await
-                .map_err(|error| format!("{PLUGIN}: attacher.UnmountDevice failed: {error}"))?;
+            let unstaged = driver.unstage(handle, &stage.path).await;
+            unstaged.map_err(CsiError::call("attacher.UnmountDevice failed"))?;
         }
         self.staged().remove(&unique_name(&driver.name, handle));
-        stage.forget().map_err(|error| error.to_string())
+        Ok(stage.forget()?)
     }
 
     /// Unstages volumes that no pod uses any more.
@@ -572,7 +569,7 @@ impl Csi {
                 continue;
             }
             if let Err(error) = self.unstage(driver, &data.volume_handle, &stage).await {
-                tracing::warn!(volume = unique, error, "failed to unstage an unused volume");
+                tracing::warn!(volume = unique, %error, "failed to unstage an unused volume");
             }
         }
     }
@@ -625,9 +622,9 @@ fn pod_info(pod: &Pod, mode: &str) -> BTreeMap<String, String> {
 
 /// The service account tokens that the CSIDriver requests, as one attribute.
 async fn tokens(
-    order: &Order<'_>,
+    order: &MountRequest<'_>,
     about: Option<&CSIDriverSpec>,
-) -> Result<BTreeMap<String, String>, String> {
+) -> Result<BTreeMap<String, String>, CsiError> {
     let requests = about.and_then(|about| about.token_requests.as_deref()).unwrap_or_default();
     if requests.is_empty() {
         return Ok(BTreeMap::new());
@@ -636,8 +633,8 @@ async fn tokens(
     for request in requests {
         let audience = Some(request.audience.as_str()).filter(|text| !text.is_empty());
         let seconds = request.expiration_seconds.unwrap_or(3600);
-        let wanted = TokenOrder::of(order.pod, audience, seconds);
-        let token = order.objects.token(&wanted).await.map_err(|error| error.to_string())?;
+        let wanted = TokenSpec::of(order.pod, audience, seconds);
+        let token = order.objects.token(&wanted).await?;
         let expires = Timestamp::from_second(token.expires.as_second()).unwrap_or(token.expires);
         let status = json!({"token": token.text, "expirationTimestamp": expires.to_string()});
         out.insert(request.audience.clone(), status);
@@ -693,7 +690,7 @@ mod tests {
                 ..CSIDriverSpec::default()
             });
             let got = spec(mode, "", None, false).check_mode(driver.as_ref());
-            assert_eq!(got.err().as_deref(), expected);
+            assert_eq!(got.err().map(|why| why.to_string()).as_deref(), expected);
         };
         check(PERSISTENT, None, None);
         check(

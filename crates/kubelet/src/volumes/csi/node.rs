@@ -17,6 +17,7 @@ use machinery::{ObjectMeta, OwnerReference};
 use serde_json::json;
 
 use super::Csi;
+use super::error::CsiError;
 use super::messages::NodeInfo;
 
 const IDS: &str = "csi.volume.kubernetes.io/nodeid";
@@ -33,7 +34,7 @@ const TRIES: u32 = 4;
 pub async fn keep(csi: Arc<Csi>) {
     let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(7));
     while let Err(error) = csi.csi_node().await {
-        tracing::debug!(error, "failed to create the CSINode");
+        tracing::debug!(%error, "failed to create the CSINode");
         tokio::time::sleep(backoff.step()).await;
     }
 }
@@ -65,16 +66,20 @@ fn ids(known: Option<&String>, driver: &str, id: Option<&str>) -> Option<Option<
     Some(if new.is_empty() { None } else { serde_json::to_string(&new).ok() })
 }
 
+/// The driver's entry in the Node or CSINode was not changed.
+fn failed(change: &'static str) -> impl FnOnce(CsiError) -> CsiError {
+    move |why| CsiError::NodeInfo { change, why: Box::new(why) }
+}
+
 impl Csi {
     /// Adds the driver to the node and its CSINode.
-    pub(super) async fn install(&self, driver: &str, info: &NodeInfo) -> Result<(), String> {
+    pub(super) async fn install(&self, driver: &str, info: &NodeInfo) -> Result<(), CsiError> {
         if info.node_id.is_empty() {
-            return Err("error adding CSI driver node info: driverNodeID must not be empty".into());
+            return Err(CsiError::NoNodeId);
         }
         let topology = info.accessible_topology.clone().unwrap_or_default().segments;
-        self.update_node(driver, Some(&info.node_id), topology).await.map_err(|error| {
-            format!("error updating Node object with CSI driver node info: {error}")
-        })?;
+        let updated = self.update_node(driver, Some(&info.node_id), topology).await;
+        updated.map_err(failed("updating Node object with CSI driver node info:"))?;
         let install = self.update_csi_node(|drivers| {
             let new = entry(driver, info);
             if drivers.contains(&new) {
@@ -84,24 +89,19 @@ impl Csi {
             drivers.push(new);
             true
         });
-        install.await.map_err(|error| {
-            format!("error updating CSINode object with CSI driver node info: {error}")
-        })
+        install.await.map_err(failed("updating CSINode object with CSI driver node info:"))
     }
 
     /// Removes the driver from the node and its CSINode.
-    pub(super) async fn uninstall(&self, driver: &str) -> Result<(), String> {
+    pub(super) async fn uninstall(&self, driver: &str) -> Result<(), CsiError> {
         let uninstall = self.update_csi_node(|drivers| {
             let before = drivers.len();
             drivers.retain(|known| known.name != driver);
             drivers.len() < before
         });
-        uninstall.await.map_err(|error| {
-            format!("error uninstalling CSI driver from CSINode object {error}")
-        })?;
-        self.update_node(driver, None, BTreeMap::new()).await.map_err(|error| {
-            format!("error removing CSI driver node info from Node object {error}")
-        })
+        uninstall.await.map_err(failed("uninstalling CSI driver from CSINode object"))?;
+        let updated = self.update_node(driver, None, BTreeMap::new()).await;
+        updated.map_err(failed("removing CSI driver node info from Node object"))
     }
 
     async fn update_node(
@@ -109,18 +109,15 @@ impl Csi {
         driver: &str,
         id: Option<&str>,
         topology: BTreeMap<String, String>,
-    ) -> Result<(), String> {
+    ) -> Result<(), CsiError> {
         let nodes: Api<Node> = self.client.api(None);
-        let node = nodes.get(&self.node_name).await.map_err(|error| error.text())?;
+        let node = nodes.get(&self.node_name).await?;
         let labels = node.metadata.labels.unwrap_or_default();
         let other =
             topology.iter().find(|(key, value)| labels.get(*key).is_some_and(|v| v != *value));
         if let Some((key, value)) = other {
-            return Err(format!(
-                "detected topology value collision: driver reported {key:?}:{value:?} but existing \
-                 label is {key:?}:{:?}",
-                labels[key]
-            ));
+            let known = labels[key].clone();
+            return Err(CsiError::Topology { key: key.clone(), value: value.clone(), known });
         }
         let annotations = node.metadata.annotations.unwrap_or_default();
         let ids = ids(annotations.get(IDS), driver, id);
@@ -135,18 +132,18 @@ impl Csi {
         let path = format!("/api/v1/nodes/{}", self.node_name);
         let patch = json!({ "metadata": metadata }).to_string();
         let kind = "application/strategic-merge-patch+json";
-        let sent = self.client.call(Method::PATCH, &path, kind, patch);
-        sent.await.map(drop).map_err(|error| error.text())
+        self.client.call(Method::PATCH, &path, kind, patch).await?;
+        Ok(())
     }
 
     /// Changes the drivers of the CSINode; `change` says whether it changed anything.
     async fn update_csi_node(
         &self,
         change: impl Fn(&mut Vec<CSINodeDriver>) -> bool,
-    ) -> Result<(), String> {
+    ) -> Result<(), CsiError> {
         let objects: Api<CSINode> = self.client.api(None);
         let mut backoff = Backoff::new(Duration::from_millis(10), Duration::from_secs(2));
-        let mut last = String::new();
+        let mut last = None;
         for _ in 0..TRIES {
             let mut object = self.csi_node().await?;
             if !change(&mut object.spec.drivers) {
@@ -154,20 +151,18 @@ impl Csi {
             }
             match objects.replace(&self.node_name, &PostParams::default(), &object).await {
                 Ok(_) => return Ok(()),
-                Err(error) => last = error.text(),
+                Err(error) => last = Some(Box::new(error)),
             }
             tokio::time::sleep(backoff.step()).await;
         }
-        Err(format!(
-            "error updating CSINode: timed out waiting for the condition; caused by: {last}"
-        ))
+        Err(CsiError::CsiNode(last))
     }
 
     /// The CSINode, created if missing. One that belongs to an earlier node of this name is deleted.
-    async fn csi_node(&self) -> Result<CSINode, String> {
+    async fn csi_node(&self) -> Result<CSINode, CsiError> {
         let nodes: Api<Node> = self.client.api(None);
         let objects: Api<CSINode> = self.client.api(None);
-        let uid = nodes.get(&self.node_name).await.map_err(|error| error.text())?.metadata.uid;
+        let uid = nodes.get(&self.node_name).await?.metadata.uid;
         let uid = uid.unwrap_or_default();
         match objects.get(&self.node_name).await {
             Ok(object) if owner(&object, &self.node_name) == Some(&uid) => return Ok(object),
@@ -176,14 +171,14 @@ impl Csi {
                 if let Err(error) = deleted.map(drop)
                     && !error.is_not_found()
                 {
-                    return Err(error.text());
+                    return Err(error.into());
                 }
             }
             Err(error) if error.is_not_found() => {}
-            Err(error) => return Err(error.text()),
+            Err(error) => return Err(error.into()),
         }
         let object = self.new_csi_node(uid);
-        objects.create(&PostParams::default(), &object).await.map_err(|error| error.text())
+        Ok(objects.create(&PostParams::default(), &object).await?)
     }
 
     fn new_csi_node(&self, uid: String) -> CSINode {

@@ -9,7 +9,7 @@ use http::Method;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, PersistentVolumeClaimCondition};
 use serde_json::{Value, json};
 
-use super::mounting::{Order, Origin};
+use super::mounting::{MountRequest, Origin};
 use super::record::{entries, last};
 use super::{Use, UseKey, place};
 use crate::resources::units;
@@ -47,7 +47,7 @@ impl VolumePlugin for CsiPlugin {
         };
         let (pod, name) = (request.pod, source.volume.name.as_str());
         let (objects, input) = (&host.objects, request.input);
-        let order = Order { pod, dir: request.dir, name, origin, objects, input };
+        let order = MountRequest { pod, dir: request.dir, name, origin, objects, input };
         let (mounted, is_new) = host.csi.mount(&order).await?;
         if let Some(bound) = source.bound {
             grow(host, &order, bound).await;
@@ -59,7 +59,7 @@ impl VolumePlugin for CsiPlugin {
     }
 
     async fn tear_down(&self, host: &Host, uid: &str, dir: &PodDir) -> Result<(), VolumeError> {
-        host.csi.unmount_pod(uid, dir).await.map_err(VolumeError::Driver)
+        host.csi.unmount_pod(uid, dir).await.map_err(VolumeError::from)
     }
 
     fn recover(&self, host: &Host) {
@@ -84,7 +84,7 @@ pub(super) fn uses(root: &Path) -> BTreeMap<UseKey, Use> {
 }
 
 /// Has the driver expand the file system if the volume is larger than the claim's status says.
-async fn grow(host: &Host, order: &Order<'_>, bound: &Bound) {
+async fn grow(host: &Host, order: &MountRequest<'_>, bound: &Bound) {
     let Some((size, bytes)) = grown(bound) else { return };
     let name = bound.volume.metadata.name.as_deref().unwrap_or_default();
     match host.csi.expand(order, bytes).await {

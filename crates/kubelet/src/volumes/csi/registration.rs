@@ -26,10 +26,11 @@ use base::watch::FileWatch;
 use tokio::sync::{oneshot, watch};
 
 use super::driver::Driver;
+use super::error::CsiError;
 use super::messages::{Nothing, PluginInfo, RegistrationStatus};
-use super::{Csi, PLUGIN, record};
-use crate::devices::device_plugins::{self, DevicePlugins};
-use crate::devices::dra::{self, Devices};
+use super::{Csi, record};
+use crate::devices::device_plugins::{self, DevicePluginError, DevicePlugins};
+use crate::devices::dra::{self, Devices, DraError};
 use crate::plugins::rpc::{Rpc, RpcError};
 
 const INFO_LIMIT: Duration = Duration::from_secs(1);
@@ -53,6 +54,31 @@ pub struct Plugins {
     pub csi: Arc<Csi>,
     pub devices: Arc<Devices>,
     pub device_plugins: Arc<DevicePlugins>,
+}
+
+/// Why a plugin is not registered, in upstream's words: the plugin gets them.
+#[derive(Debug, thiserror::Error)]
+enum RegistrationError {
+    #[error(transparent)]
+    Rpc(#[from] RpcError),
+    #[error(
+        "RegisterPlugin error -- failed to get plugin info using RPC GetInfo at socket {socket}, err: {error}"
+    )]
+    Info { socket: String, error: RpcError },
+    #[error("RegisterPlugin error -- {0}")]
+    Failed(Box<Self>),
+    #[error("no handler registered for plugin type: {kind} at socket {socket}")]
+    NoHandler { kind: String, socket: String },
+    #[error(
+        "RegisterPlugin error -- failed to send registration status at socket {socket}, err: {error}"
+    )]
+    Notify { socket: String, error: RpcError },
+    #[error(transparent)]
+    Csi(#[from] CsiError),
+    #[error(transparent)]
+    Devices(#[from] DraError),
+    #[error(transparent)]
+    DevicePlugin(#[from] DevicePluginError),
 }
 
 /// A registration that must be undone.
@@ -148,7 +174,7 @@ async fn keep_registered(plugins: &Plugins, socket: &Path, claimed: &mut Option<
         match register(plugins, socket, claimed).await {
             Ok(()) => std::future::pending::<()>().await,
             Err(error) => {
-                tracing::warn!(socket = %socket.display(), error, "failed to register the plugin");
+                tracing::warn!(socket = %socket.display(), %error, "failed to register the plugin");
                 if let Some(claimed) = claimed.take() {
                     plugins.unregister(claimed).await;
                 }
@@ -162,39 +188,36 @@ async fn register(
     plugins: &Plugins,
     socket: &Path,
     claimed: &mut Option<Claimed>,
-) -> Result<(), String> {
-    let shown = socket.display();
-    let text = |error: RpcError| error.to_string();
-    let rpc = Rpc::new(socket).map_err(text)?;
+) -> Result<(), RegistrationError> {
+    let shown = || socket.display().to_string();
+    let rpc = Rpc::new(socket)?;
     let call = rpc.call("/pluginregistration.Registration/GetInfo", Nothing {}, INFO_LIMIT);
-    let info: PluginInfo = call.await.map_err(|error| {
-        format!("RegisterPlugin error -- failed to get plugin info using RPC GetInfo at socket {shown}, err: {error}")
-    })?;
-    let tried = match info.kind.as_str() {
-        "CSIPlugin" => plugins.csi.register(&info, socket, claimed).await,
-        "DRAPlugin" => plugins.devices.register(&info, socket).map(|registered| {
-            *claimed = Some(Claimed::Devices(registered));
+    let info: PluginInfo =
+        call.await.map_err(|error| RegistrationError::Info { socket: shown(), error })?;
+    let tried: Result<(), RegistrationError> = match info.kind.as_str() {
+        "CSIPlugin" => plugins.csi.register(&info, socket, claimed).await.map_err(Into::into),
+        "DRAPlugin" => plugins.devices.register(&info, socket).map_err(Into::into).map(|done| {
+            *claimed = Some(Claimed::Devices(done));
             // Pods may wait for this plugin.
             plugins.csi.changed.send_replace(());
         }),
-        "DevicePlugin" => plugins.device_plugins.register(&info, socket).await.map(|registered| {
-            *claimed = Some(Claimed::DevicePlugin(registered));
-        }),
-        other => Err(format!("no handler registered for plugin type: {other} at socket {shown}")),
+        "DevicePlugin" => {
+            let done = plugins.device_plugins.register(&info, socket).await;
+            done.map_err(Into::into).map(|done| *claimed = Some(Claimed::DevicePlugin(done)))
+        }
+        other => Err(RegistrationError::NoHandler { kind: other.to_owned(), socket: shown() }),
     };
-    let error = tried.err().map(|error| format!("RegisterPlugin error -- {error}"));
+    let error = tried.err().map(|error| RegistrationError::Failed(Box::new(error)));
     let status = RegistrationStatus {
         plugin_registered: error.is_none(),
-        error: error.clone().unwrap_or_default(),
+        error: error.as_ref().map(ToString::to_string).unwrap_or_default(),
     };
     let path = "/pluginregistration.Registration/NotifyRegistrationStatus";
     let told: Result<Nothing, RpcError> = rpc.call(path, status, NOTIFY_LIMIT).await;
     match (error, told) {
         (Some(error), _) => Err(error),
         (None, Ok(_)) => Ok(()),
-        (None, Err(error)) => Err(format!(
-            "RegisterPlugin error -- failed to send registration status at socket {shown}, err: {error}"
-        )),
+        (None, Err(error)) => Err(RegistrationError::Notify { socket: shown(), error }),
     }
 }
 
@@ -232,36 +255,29 @@ impl Csi {
         info: &PluginInfo,
         socket: &Path,
         claimed: &mut Option<Claimed>,
-    ) -> Result<(), String> {
+    ) -> Result<(), CsiError> {
         let (name, versions) = (&info.name, info.supported_versions.join(","));
         let endpoint = match info.endpoint.as_str() {
             "" => socket,
             endpoint => Path::new(endpoint),
         };
-        let invalid = |why: String| {
-            format!(
-                "plugin validation failed with err: validation failed for CSI Driver {name} at \
-                 endpoint {}: {PLUGIN}: ValidatePlugin for CSI driver {name:?} failed. {why}",
-                endpoint.display()
-            )
+        let invalid = |why| CsiError::Validation {
+            driver: name.clone(),
+            endpoint: endpoint.display().to_string(),
+            why: Box::new(why),
         };
-        let version = highest(&info.supported_versions).ok_or_else(|| {
-            invalid(format!("None of the versions specified {versions:?} are supported."))
-        })?;
+        let version = highest(&info.supported_versions);
+        let version = version.ok_or_else(|| invalid(CsiError::NoVersion(versions)))?;
         if let Some(known) = self.drivers().get(name).filter(|known| known.version >= version) {
             let (major, minor, patch) = known.version;
-            return Err(invalid(format!(
-                "Another driver with the same name is already registered with a higher supported \
-                 version: \"{major}.{minor}.{patch}\""
-            )));
+            return Err(invalid(CsiError::NewerDriver(format!("{major}.{minor}.{patch}"))));
         }
-        let failed = |why: String| format!("plugin registration failed with err: {why}");
-        let driver =
-            Driver::new(name, endpoint, version).map_err(|error| failed(error.to_string()))?;
+        let failed = |why: CsiError| CsiError::Registration(Box::new(why));
+        let driver = Driver::new(name, endpoint, version).map_err(|error| failed(error.into()))?;
         let driver = Arc::new(driver);
         *claimed = Some(Claimed::Storage(name.clone()));
         self.drivers().insert(name.clone(), driver.clone());
-        let about = driver.info().await.map_err(|error| failed(error.to_string()))?;
+        let about = driver.info().await.map_err(|error| failed(error.into()))?;
         self.install(name, &about).await.map_err(failed)?;
         tracing::info!(driver = name, endpoint = %endpoint.display(), "registered the CSI driver");
         self.reclaim(&driver).await;
@@ -274,7 +290,7 @@ impl Csi {
         match self.uninstall(name).await {
             Ok(()) => tracing::info!(driver = name, "unregistered the CSI driver"),
             Err(error) => {
-                tracing::warn!(driver = name, error, "failed to unregister the CSI driver")
+                tracing::warn!(driver = name, %error, "failed to unregister the CSI driver")
             }
         }
     }

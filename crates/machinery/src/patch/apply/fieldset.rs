@@ -1,4 +1,4 @@
-//! Sets of fields: what somebody owns.
+//! Sets of fields, as managers own them.
 //!
 //! `{"f:spec":{"f:replicas":{},"f:ports":{".":{},"k:{\"port\":80}":{"f:name":{}}}}}` has the members
 //! `.spec.replicas`, `.spec.ports` and `.spec.ports[port=80].name`; `.spec` only leads to members.
@@ -8,6 +8,7 @@
 
 use serde_json::{Map, Value};
 
+use super::FieldsError;
 use super::path::Element;
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -20,7 +21,7 @@ struct Node {
     below: Set,
 }
 
-/// What an operation makes of two nodes of the same element, or of one without its like.
+/// The result of an operation for two nodes of the same element, or for one without a counterpart.
 struct Combine {
     /// Keep nodes that only the left, only the right set has?
     left: bool,
@@ -68,7 +69,7 @@ impl Set {
         }
     }
 
-    /// Puts nodes in their order that came in another: texts are not in the order of what they stand for.
+    /// Sorts the nodes. The order of the texts differs from the order of the elements.
     fn sort(&mut self) {
         if self.0.is_sorted_by(|a, b| a.element < b.element) {
             return;
@@ -106,12 +107,12 @@ impl Set {
         }
     }
 
-    /// What is below an element, if anything is.
+    /// The set below an element, if there is one.
     pub fn below(&self, element: &Element) -> Option<&Self> {
         self.node(element).map(|node| &node.below).filter(|below| !below.is_empty())
     }
 
-    /// Element, membership, and what is below.
+    /// Element, membership, and the set below.
     pub(super) fn nodes(&self) -> impl Iterator<Item = (&Element, bool, &Self)> {
         self.0.iter().map(|node| (&node.element, node.member, &node.below))
     }
@@ -134,7 +135,7 @@ impl Set {
         self.combine_with(other, &Combine { left: false, right: false, member: |a, b| a && b })
     }
 
-    /// Without the members of the other; what is below a member stays.
+    /// Without the members of the other set; the fields below a member stay.
     pub fn difference(self, other: &Self) -> Self {
         if self.is_empty() || other.is_empty() {
             return self;
@@ -200,7 +201,7 @@ impl Set {
         Self(self.0.into_iter().filter_map(keep).collect())
     }
 
-    /// Only what a pattern leads to, and what is on the way; `*` is any element.
+    /// Keeps the fields of a pattern and their parents; `*` matches any element.
     pub(super) fn only(self, patterns: &[&[&str]]) -> Self {
         if patterns.iter().any(|pattern| pattern.is_empty()) {
             return self;
@@ -261,16 +262,16 @@ impl Set {
         out
     }
 
-    pub fn from_fields(fields: &Value) -> Result<Self, String> {
+    pub fn from_fields(fields: &Value) -> Result<Self, FieldsError> {
         Ok(Self::read(fields)?.1)
     }
 
-    /// Is the place itself a member, and what is below?
-    fn read(fields: &Value) -> Result<(bool, Self), String> {
+    /// Whether the path itself is a member, and the set below it.
+    fn read(fields: &Value) -> Result<(bool, Self), FieldsError> {
         let fields = match fields {
             Value::Object(fields) => fields,
             Value::Null => return Ok((true, Self::EMPTY)),
-            other => return Err(format!("expected an object, got {other}")),
+            other => return Err(FieldsError::NotAnObject(other.clone())),
         };
         let (mut member, mut set) = (false, Self(Vec::with_capacity(fields.len())));
         for (key, value) in fields {

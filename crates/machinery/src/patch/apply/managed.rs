@@ -17,9 +17,9 @@ use super::path::{Element, equal};
 use super::types::{Atom, Elements, MapType, Type, TypeRef};
 use super::validate::misfit;
 use super::walk::{Comparison, extract};
-use super::{Resets, Set};
+use super::{FieldsError, Resets, Set};
 
-/// Who owns what was there before anybody applied.
+/// The owner of fields that were set before the first apply.
 const BEFORE_FIRST_APPLY: &str = "before-first-apply";
 /// The applier that takes over from client-side apply.
 const KUBECTL: &str = "kubectl";
@@ -32,7 +32,7 @@ fn nothing<'x, N: Node + 'x>() -> &'x N {
     &N::zeros()[0]
 }
 
-/// Fields that are nobody's.
+/// Fields without an owner.
 static STRIPPED: LazyLock<Set> = LazyLock::new(|| {
     let metadata = [
         "name",
@@ -54,8 +54,8 @@ static STRIPPED: LazyLock<Set> = LazyLock::new(|| {
 /// The versions that a kind is served in.
 pub trait Versions {
     fn type_of(&self, api_version: &str) -> TypeRef;
-    /// The tree in another version; `None`: nobody serves that any more.
-    fn convert(&self, tree: &Value, from: &str, to: &str) -> Result<Option<Value>, String>;
+    /// The tree in another version; `None` if that version is no longer served.
+    fn convert(&self, tree: &Value, from: &str, to: &str) -> Result<Option<Value>, FieldsError>;
     fn resets(&self) -> Resets;
 }
 
@@ -65,26 +65,26 @@ pub struct Write<'a> {
     pub api_version: &'a str,
     /// Empty for the object itself.
     pub subresource: &'a str,
-    /// Of the query or the User-Agent.
+    /// The field manager from the query or the User-Agent.
     pub manager: &'a str,
     pub now: Time,
 }
 
-/// What apply came to.
+/// The result of an apply.
 pub struct Applied {
     pub object: Value,
     pub entries: Vec<ManagedFieldsEntry>,
 }
 
-/// Why nothing was applied.
+/// Why an apply failed.
 #[derive(Debug, PartialEq)]
 pub enum ApplyError {
     Conflicts(Vec<Conflict>),
-    Failed(String),
+    Failed(FieldsError),
 }
 
-impl From<String> for ApplyError {
-    fn from(why: String) -> Self {
+impl From<FieldsError> for ApplyError {
+    fn from(why: FieldsError) -> Self {
         Self::Failed(why)
     }
 }
@@ -97,10 +97,10 @@ impl Write<'_> {
         before: Option<(&N, &[ManagedFieldsEntry])>,
         after: &N,
         sent: Option<&[ManagedFieldsEntry]>,
-    ) -> Result<Vec<ManagedFieldsEntry>, String> {
+    ) -> Result<Vec<ManagedFieldsEntry>, FieldsError> {
         let stored = before.map_or(&[][..], |(_, entries)| entries);
         let managers = self.decoded(stored, sent);
-        // Ownership that was thrown away stays so until somebody applies.
+        // Removed ownership comes back only with the next apply.
         if managers.is_empty() && before.is_some() {
             return Ok(vec![]);
         }
@@ -133,7 +133,7 @@ impl Write<'_> {
         after: &N,
         managers: Managers,
         name: &str,
-    ) -> Result<Managers, String> {
+    ) -> Result<Managers, FieldsError> {
         let mut managers = self.reconciled(managers);
         let own = match self.take_over(before, after, &mut managers, None, true) {
             Ok(changes) => changes.modified.union(changes.added).difference(&STRIPPED),
@@ -154,8 +154,8 @@ impl Write<'_> {
         Ok(managers)
     }
 
-    /// Takes from all managers but `own` what changed and what is gone; what changed, in the version
-    /// of the request, is the answer. Without `force` what others own is a conflict.
+    /// Removes changed and deleted fields from all managers but `own`, and returns the changes in the
+    /// version of the request. Without `force`, fields of other managers are conflicts.
     fn take_over<N: Node>(
         &self,
         before: &N,
@@ -211,7 +211,7 @@ impl Write<'_> {
         before: &N,
         after: &N,
         api_version: &str,
-    ) -> Result<Option<Comparison>, String> {
+    ) -> Result<Option<Comparison>, FieldsError> {
         let there =
             |tree: &N| self.versions.convert(&tree.to_value(), self.api_version, api_version);
         let (Some(before), Some(after)) = (there(before)?, there(after)?) else { return Ok(None) };
@@ -237,13 +237,11 @@ impl Write<'_> {
         let of = self.versions.type_of(self.api_version);
         let (live, entries) = live.unwrap_or((nothing(), &[]));
         if let Some(why) = misfit(configuration, of.get()) {
-            return Err(ApplyError::Failed(format!(
-                "failed to create typed patch object ({}): {why}",
-                described(configuration)
-            )));
+            let object = described(configuration);
+            return Err(FieldsError::Misfit { object, why }.into());
         }
-        let managers = Managers::decode(entries)
-            .map_err(|why| format!("failed to decode managed fields: {why}"))?;
+        let managers =
+            Managers::decode(entries).map_err(|why| FieldsError::Decode(Box::new(why)))?;
         let managers = match managers.is_empty() {
             true => self.updated(nothing(), live, managers, BEFORE_FIRST_APPLY)?,
             false => managers,
@@ -284,7 +282,7 @@ impl Write<'_> {
         let of = self.versions.type_of(self.api_version);
         let mut managers = self.reconciled(managers);
         let object = merge(live, configuration, of.get())
-            .map_err(|why| format!("failed to merge config: {why}"))?;
+            .map_err(|why| FieldsError::Merge(Box::new(why)))?;
         let set = self.versions.resets().apply_to(extract(configuration, of.get()));
         let manager = Manager::new(self.manager, Operation::Apply, "", self.subresource);
         let owned = Owned { set, api_version: self.api_version.into(), applied: true };
@@ -292,7 +290,7 @@ impl Write<'_> {
         let object = match last {
             Some(last) if !last.set.is_empty() => self
                 .pruned(object, &managers, &last)
-                .map_err(|why| format!("failed to prune fields: {why}"))?,
+                .map_err(|why| FieldsError::Prune(Box::new(why)))?,
             _ => object,
         };
         self.take_over(live, &object, &mut managers, Some(&manager), force)?;
@@ -302,15 +300,20 @@ impl Write<'_> {
                 managers.fields.remove(&manager);
             }
         }
-        // Who applies what is there already comes to own it at no time in particular.
+        // An apply that changes nothing gets no time.
         if !equal(live, &object) {
             managers.times.insert(manager, self.now.clone());
         }
         Ok((object, managers))
     }
 
-    /// Takes out what the manager applied last time and no more, and nobody else owns.
-    fn pruned(&self, merged: Value, managers: &Managers, last: &Owned) -> Result<Value, String> {
+    /// Removes the fields that the manager applied last time, does not apply now, and that no other manager owns.
+    fn pruned(
+        &self,
+        merged: Value,
+        managers: &Managers,
+        last: &Owned,
+    ) -> Result<Value, FieldsError> {
         let version = &*last.api_version;
         let Some(there) = self.in_version(&merged, self.api_version, version)? else {
             return Ok(merged);
@@ -338,7 +341,7 @@ impl Write<'_> {
             let gone = set(&merged).difference(&set(&shown)).difference(&owned);
             (pruned, at) = (without(&merged, &gone, of.get()), version);
         }
-        // What the manager did not own before stays.
+        // Fields that the manager did not own before stay.
         let Some(shown) = self.in_version(&pruned, at, version)? else { return Ok(merged) };
         let set = |tree: &Value| with_parents(&extract(tree, of.get()), Some(of.get()));
         let gone = set(&there).difference(&set(&shown));
@@ -347,7 +350,7 @@ impl Write<'_> {
         Ok(self.in_version(&pruned, version, self.api_version)?.unwrap_or(merged))
     }
 
-    fn in_version(&self, tree: &Value, from: &str, to: &str) -> Result<Option<Value>, String> {
+    fn in_version(&self, tree: &Value, from: &str, to: &str) -> Result<Option<Value>, FieldsError> {
         if from == to { Ok(Some(tree.clone())) } else { self.versions.convert(tree, from, to) }
     }
 
@@ -422,7 +425,7 @@ fn set_last_applied(object: &mut Value, configuration: &Value) {
     }
 }
 
-/// The set as the type has it now: what is below something atomic becomes that.
+/// The set in the current type: fields below an atomic field become that field.
 fn reconciled(set: Set, of: &Type) -> Set {
     let mut out = Set::EMPTY;
     for (element, member, below) in set.into_nodes() {
@@ -454,7 +457,7 @@ fn is_atomic(of: &Type) -> bool {
     }
 }
 
-/// Nothing is known of what is in such a map.
+/// The type does not describe the fields of such a map.
 fn is_deduced(map: &MapType) -> bool {
     map.fields.is_empty() && matches!(map.rest, Some(TypeRef::Deduced))
 }

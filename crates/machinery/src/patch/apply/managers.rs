@@ -1,14 +1,14 @@
 //! `metadata.managedFields` and what it means: who owns which fields, in which version, since when.
 //!
-//! Invariant: what is read is what is written, but for entries of versions that are gone.
+//! Invariant: encoding decoded entries gives the same entries, except those of versions that no longer exist.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{FieldsV1, ManagedFieldsEntry, Time};
 
-use super::Set;
 use super::path::Element;
+use super::{FieldsError, Set};
 
 /// More managers of updates than this are taken together, the oldest first.
 const MOST_UPDATERS: usize = 10;
@@ -30,12 +30,12 @@ impl Operation {
     }
 }
 
-/// Who owns fields. Appliers are one over all versions, updaters one per version.
+/// An owner of fields. An applier is one manager for all versions, an updater one for each version.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Manager {
     pub name: String,
     pub operation: Operation,
-    /// Of updaters.
+    /// The version of an updater.
     pub api_version: String,
     pub subresource: String,
 }
@@ -53,7 +53,7 @@ impl Manager {
     }
 }
 
-/// As conflicts name it: `"kubectl" using v1`.
+/// The form in conflicts: `"kubectl" using v1`.
 impl fmt::Display for Manager {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?}", self.name)?;
@@ -67,7 +67,7 @@ impl fmt::Display for Manager {
     }
 }
 
-/// What a manager owns.
+/// The fields of a manager.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Owned {
     pub set: Set,
@@ -84,25 +84,23 @@ pub struct Managers {
 }
 
 impl Managers {
-    pub fn decode(entries: &[ManagedFieldsEntry]) -> Result<Self, String> {
+    pub fn decode(entries: &[ManagedFieldsEntry]) -> Result<Self, FieldsError> {
         let mut all = Self::default();
         for (index, entry) in entries.iter().enumerate() {
             let operation = match entry.operation.as_deref() {
                 Some("Apply") => Operation::Apply,
                 Some("Update") => Operation::Update,
-                _ => return Err("operation must be `Apply` or `Update`".into()),
+                _ => return Err(FieldsError::Operation),
             };
             let api_version = entry.api_version.as_deref().unwrap_or_default();
             if api_version.is_empty() {
-                return Err("apiVersion must not be empty".into());
+                return Err(FieldsError::NoApiVersion);
             }
             match entry.fields_type.as_deref().unwrap_or_default() {
                 "FieldsV1" => {}
-                "" => return Err(format!("missing fieldsType in managed fields entry {index}")),
+                "" => return Err(FieldsError::NoFieldsType(index)),
                 other => {
-                    return Err(format!(
-                        "invalid fieldsType {other:?} in managed fields entry {index}"
-                    ));
+                    return Err(FieldsError::FieldsType { kind: other.into(), index });
                 }
             }
             let manager = Manager {
@@ -115,8 +113,9 @@ impl Managers {
                 subresource: entry.subresource.clone().unwrap_or_default(),
             };
             let set = match &entry.fields_v1 {
-                Some(FieldsV1(fields)) => Set::from_fields(fields)
-                    .map_err(|why| format!("error decoding versioned set: {why}"))?,
+                Some(FieldsV1(fields)) => {
+                    Set::from_fields(fields).map_err(|why| FieldsError::Set(Box::new(why)))?
+                }
                 None => Set::EMPTY,
             };
             match entry.time.clone() {
@@ -197,7 +196,7 @@ impl Managers {
             {
                 self.fields.insert(bucket.clone(), owned);
             }
-            // Where the bucket is the manager itself, it is already in it.
+            // If the bucket is the manager itself, it already has the fields.
             if let Some(owned) = self.fields.remove(&manager)
                 && let Some(all) = self.fields.get_mut(&bucket)
             {
@@ -221,7 +220,7 @@ pub fn is_reset(entries: Option<&[ManagedFieldsEntry]>) -> bool {
     }
 }
 
-/// A field that somebody else owns and that the applied configuration sets to something else.
+/// A field of another manager, which the applied configuration sets to another value.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Conflict {
     pub manager: Manager,
@@ -264,11 +263,11 @@ pub mod scale {
     const API_VERSION: &str = "autoscaling/v1";
     const REPLICAS: &[&str] = &["spec", "replicas"];
 
-    /// What the scale shows of its parent's entries.
+    /// The entries of a Scale, from its parent's.
     pub fn from_parent(
         entries: &[ManagedFieldsEntry],
         path: &[&str],
-    ) -> Result<Vec<ManagedFieldsEntry>, String> {
+    ) -> Result<Vec<ManagedFieldsEntry>, FieldsError> {
         let parent = Managers::decode(entries)?;
         let wanted = elements(path);
         let mut scale = Managers::default();
@@ -294,7 +293,7 @@ pub mod scale {
         entries: &[ManagedFieldsEntry],
         path: &[&str],
         api_version: &str,
-    ) -> Result<Vec<ManagedFieldsEntry>, String> {
+    ) -> Result<Vec<ManagedFieldsEntry>, FieldsError> {
         let before = Managers::decode(parent)?;
         let mut scale = Managers::decode(entries)?;
         let (wanted, replicas) = (elements(path), Set::of_fields(path));

@@ -4,14 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value};
 
-use super::Set;
 use super::path::Element;
 use super::types::{Atom, Elements, ListType, MapType, Type};
 use super::walk::element_of;
+use super::{FieldsError, Set};
 
-/// The object with what is applied on top. Lists keep their order; what is new comes where the
-/// applied list has it.
-pub fn merge(live: &Value, applied: &Value, of: &Type) -> Result<Value, String> {
+/// The object with the applied configuration on top. Lists keep their order; new elements come where the
+/// applied list has them.
+pub fn merge(live: &Value, applied: &Value, of: &Type) -> Result<Value, FieldsError> {
     let merged = merged(Some(live), Some(applied), of)?;
     Ok(merged.unwrap_or_else(|| Value::Object(Map::new())))
 }
@@ -20,7 +20,7 @@ fn merged(
     live: Option<&Value>,
     applied: Option<&Value>,
     of: &Type,
-) -> Result<Option<Value>, String> {
+) -> Result<Option<Value>, FieldsError> {
     let (was, is) = (of.atom(live), of.atom(applied));
     let atom = if applied.is_none() { was } else { is };
     let leaf = || Ok(applied.or(live).cloned());
@@ -53,15 +53,15 @@ fn merged_maps(
     old: Option<&Fields>,
     new: Option<&Fields>,
     map: &MapType,
-) -> Result<Fields, String> {
+) -> Result<Fields, FieldsError> {
     let mut out = Map::new();
     for (name, value) in old.into_iter().flatten() {
         let applied = new.and_then(|new| new.get(name));
         let value = match (applied, map.field(name)) {
-            // Nothing is laid over it.
+            // The configuration does not set it.
             (None, _) => Some(value.clone()),
             (Some(_), Some(of)) => {
-                merged(Some(value), applied, of).map_err(|why| format!(".{name}{why}"))?
+                merged(Some(value), applied, of).map_err(FieldsError::in_field(name))?
             }
             (Some(applied), None) => Some(applied.clone()),
         };
@@ -72,7 +72,7 @@ fn merged_maps(
             continue;
         }
         let value = match map.field(name) {
-            Some(of) => merged(None, Some(value), of).map_err(|why| format!(".{name}{why}"))?,
+            Some(of) => merged(None, Some(value), of).map_err(FieldsError::in_field(name))?,
             None => Some(value.clone()),
         };
         out.extend(value.map(|value| (name.clone(), value)));
@@ -82,16 +82,16 @@ fn merged_maps(
 
 /// Weaves two lists. Elements of both come in the applied order; those that only the object has stay
 /// before the shared ones that they stood before.
-fn merged_lists(old: &[Value], new: &[Value], list: &ListType) -> Result<Vec<Value>, String> {
-    let elements = |items: &[Value]| -> Result<Vec<Element>, String> {
+fn merged_lists(old: &[Value], new: &[Value], list: &ListType) -> Result<Vec<Value>, FieldsError> {
+    let elements = |items: &[Value]| -> Result<Vec<Element>, FieldsError> {
         let each = items.iter().enumerate();
         each.map(|(at, item)| {
-            element_of(item, list).map_err(|why| format!(": element {at}: {why}"))
+            element_of(item, list).map_err(|why| FieldsError::At { at, why: Box::new(why) })
         })
         .collect()
     };
     let (ours, theirs) = (elements(old)?, elements(new)?);
-    // Of duplicates none is merged with what is applied.
+    // Duplicates are not merged with applied elements.
     let mut in_old: BTreeMap<&Element, Option<&Value>> = BTreeMap::new();
     for (element, value) in ours.iter().zip(old) {
         in_old.entry(element).and_modify(|value| *value = None).or_insert(Some(value));
@@ -101,7 +101,8 @@ fn merged_lists(old: &[Value], new: &[Value], list: &ListType) -> Result<Vec<Val
     let mut out = Vec::with_capacity(old.len().max(new.len()));
     let take = |element: &Element| {
         let (live, applied) = (in_old.get(element).copied().flatten(), in_new.get(element));
-        merged(live, applied.copied(), list.element.get()).map_err(|why| format!("{element}{why}"))
+        merged(live, applied.copied(), list.element.get())
+            .map_err(|why| FieldsError::InElement { element: element.clone(), why: Box::new(why) })
     };
     let (mut left, mut right) = (0, 0);
     let mut done: BTreeSet<&Element> = BTreeSet::new();

@@ -7,6 +7,7 @@
 //! Nothing here knows HTTP, storage, or a kind. Where versions differ, the caller converts
 //! ([`managed::Versions`]).
 
+mod error;
 pub mod fieldset;
 pub mod managed;
 pub mod managers;
@@ -17,17 +18,18 @@ pub mod types;
 mod validate;
 mod walk;
 
+pub use error::FieldsError;
 pub use fieldset::Set;
 pub use managed::{Applied, ApplyError, Versions, Write, described};
 pub use node::Node;
 pub use walk::Comparison;
 
-/// Which fields of a write count for nobody, for the server puts them back.
+/// The fields of a write that get no owner, because the server resets them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Resets {
     /// These, and all below them.
     pub excluded: &'static [&'static [&'static str]],
-    /// Where there are any, all but these (and what is below them); `*` is any element.
+    /// If not empty: all fields except these and those below them; `*` is any element.
     pub only: &'static [&'static [&'static str]],
 }
 

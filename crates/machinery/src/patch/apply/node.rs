@@ -19,9 +19,9 @@ pub enum Shape {
 pub trait Node: PartialEq + Sized {
     fn shape(&self) -> Shape;
     fn number(&self) -> Option<&Number>;
-    /// Of a list; anything else has none.
+    /// The elements of a list; empty for other values.
     fn items(&self) -> &[Self];
-    /// Of a map, sorted by their names; anything else has none.
+    /// The fields of a map, sorted by name; empty for other values.
     fn fields(&self) -> impl Iterator<Item = (&str, &Self)>;
     fn get(&self, name: &str) -> Option<&Self>;
     fn to_value(&self) -> Value;

@@ -8,6 +8,7 @@ use std::fmt;
 
 use serde_json::{Number, Value};
 
+use super::FieldsError;
 use super::node::{Node, Shape};
 
 /// Invariant: keys are sorted by their names.
@@ -25,25 +26,29 @@ impl Element {
     }
 
     /// `None`: of a kind that is not known yet, to be skipped.
-    pub fn parse(text: &str) -> Result<Option<Self>, String> {
+    pub fn parse(text: &str) -> Result<Option<Self>, FieldsError> {
         let (kind, rest) = match text.as_bytes() {
             [kind, b':', ..] => (*kind, &text[2..]),
-            [_, _, ..] => return Err(format!("missing colon: {text}")),
-            _ => return Err("key must be 2 characters long:".into()),
+            [_, _, ..] => return Err(FieldsError::NoColon(text.into())),
+            _ => return Err(FieldsError::ShortKey),
         };
-        let json = |text: &str| {
-            serde_json::from_str::<Value>(text).map_err(|error| format!("{text}: {error}"))
+        let wrong = |why: &dyn fmt::Display| FieldsError::Element {
+            text: rest.into(),
+            why: why.to_string(),
         };
+        let json = || serde_json::from_str::<Value>(rest).map_err(|error| wrong(&error));
         Ok(Some(match kind {
             b'f' => Self::field(rest),
-            b'v' => Self::Value(json(rest)?),
-            b'k' => match json(rest)? {
+            b'v' => Self::Value(json()?),
+            b'k' => match json()? {
                 Value::Object(fields) => Self::Key(
                     fields.into_iter().map(|(name, value)| (name.into(), value)).collect(),
                 ),
-                other => return Err(format!("expected an object, got {other}")),
+                other => return Err(FieldsError::NotAnObject(other)),
             },
-            b'i' => Self::Index(rest.parse().map_err(|error| format!("{rest}: {error}"))?),
+            b'i' => {
+                Self::Index(rest.parse().map_err(|error: std::num::ParseIntError| wrong(&error))?)
+            }
             _ => return Ok(None),
         }))
     }
@@ -74,7 +79,7 @@ impl Element {
     }
 }
 
-/// As conflicts show it: `.spec`, `[name="a"]`, `[="a"]`.
+/// The form in conflicts: `.spec`, `[name="a"]`, `[="a"]`.
 impl fmt::Display for Element {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

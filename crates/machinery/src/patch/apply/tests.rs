@@ -91,7 +91,7 @@ impl Versions for Kind {
         if api_version == "v2" { self.v2.clone() } else { self.v1.clone() }
     }
 
-    fn convert(&self, tree: &Value, from: &str, to: &str) -> Result<Option<Value>, String> {
+    fn convert(&self, tree: &Value, from: &str, to: &str) -> Result<Option<Value>, FieldsError> {
         let name = |version: &str| if version == "v2" { "size" } else { "replicas" };
         if to == "gone" {
             return Ok(None);
@@ -207,7 +207,7 @@ fn updates() {
             ["b","Update","v1",{"f:image":{}},2],
         ]),
     );
-    // Who loses all is gone; atomic lists and maps are one field.
+    // A manager without fields is removed; atomic lists and maps are one field.
     check(
         vec![
             Update("a", "v1", json!({"selector":{"k":"v"},"set":["p","q"]})),
@@ -221,7 +221,7 @@ fn updates() {
 
 #[test]
 fn applies() {
-    // What is no longer applied goes, unless somebody else owns it too.
+    // A field that is no longer applied is removed, unless another manager owns it, too.
     check(
         vec![
             Apply(
@@ -319,7 +319,7 @@ fn misfits() {
     ] {
         match Story::default().step(Apply("a", "v1", spec, false)) {
             Err(ApplyError::Failed(why)) => assert_eq!(
-                why,
+                why.to_string(),
                 format!("failed to create typed patch object (/x; /v1, Kind=Thing): {expected}")
             ),
             other => panic!("{other:?} instead of {expected}"),

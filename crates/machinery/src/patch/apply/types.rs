@@ -1,4 +1,4 @@
-//! What values may be, and what their parts mean to whoever owns them.
+//! Types of values: their shape, and what their parts mean for ownership.
 //!
 //! In: what a kind's schema says, told once per kind as a [`Type`]. Out: for a value and a type, the
 //! [`Atom`] that decides how to walk it. A type is a tree whose branches may be shared; the two
@@ -50,7 +50,7 @@ pub struct ListType {
     pub element: TypeRef,
 }
 
-/// How elements of a list are told apart.
+/// What identifies the elements of a list.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Elements {
     /// Not at all: the list is owned as a whole.
@@ -64,7 +64,7 @@ pub enum Elements {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Key {
     pub name: Box<str>,
-    /// What elements without the field have.
+    /// The default for elements without the field.
     pub default: Option<Value>,
 }
 
@@ -73,15 +73,15 @@ pub struct MapType {
     /// Owned as a whole.
     pub atomic: bool,
     pub fields: BTreeMap<Box<str>, Field>,
-    /// What fields are that `fields` does not name; `None`: there are no others.
+    /// The type of fields that `fields` does not name; `None`: there are no others.
     pub rest: Option<TypeRef>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Field {
     pub of: TypeRef,
-    /// Is the field there in an empty object already, as Go's structs are that are no pointers? Then
-    /// nobody adds it: `metadata`, `spec`. Never so in custom resources.
+    /// Whether an empty object already has the field, like Go's structs that are no pointers. Then no
+    /// manager adds it: `metadata`, `spec`. Always false for custom resources.
     pub always: bool,
 }
 
@@ -151,7 +151,7 @@ impl Type {
         self.first()
     }
 
-    /// What it is where no value says.
+    /// The type without a value.
     pub(super) fn first(&self) -> Atom<'_> {
         match (&self.map, self.scalar, &self.list) {
             (Some(map), ..) => Atom::Map(map),
@@ -161,7 +161,7 @@ impl Type {
         }
     }
 
-    /// What a field of Go's that is always there has before anybody writes it.
+    /// The zero value of a Go field that is always present.
     pub(super) fn zero<'x, N: Node + 'x>(&self) -> &'x N {
         let which = match (&self.map, self.scalar) {
             (Some(_), _) => 0,

@@ -8,7 +8,7 @@ use super::path::Element;
 use super::types::{Atom, Elements, ListType, Scalar, Type};
 use super::walk::element_of;
 
-/// What is wrong, as one text; `None` if nothing is.
+/// All errors in one text; `None` if there are none.
 pub fn misfit(value: &Value, of: &Type) -> Option<String> {
     let mut errors = vec![];
     validate(value, of, "", &mut errors);

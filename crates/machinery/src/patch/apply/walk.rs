@@ -5,17 +5,17 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::Set;
 use super::node::{Node, Shape};
 use super::path::{Element, equal};
 use super::types::{Atom, Elements, ListType, MapType, Type};
+use super::{FieldsError, Set};
 
 /// All fields of a value.
 pub fn extract<N: Node>(value: &N, of: &Type) -> Set {
     fields_of(value, of).1
 }
 
-/// Is the place itself a field of its own, and what is below it?
+/// Whether the path itself is a field of its own, and the set below it.
 fn fields_of<N: Node>(value: &N, of: &Type) -> (bool, Set) {
     match (of.atom(Some(value)), value.shape()) {
         (Atom::Scalar(_), _) => (true, Set::EMPTY),
@@ -52,7 +52,7 @@ fn fields_of_list<N: Node>(items: &[N], list: &ListType) -> Set {
     set
 }
 
-/// The elements of a list by what tells them apart; those that cannot be told are left out.
+/// The elements of a list by their identity; elements without an identity are left out.
 fn keyed<'a, N: Node>(items: &'a [N], list: &ListType) -> BTreeMap<Element, Vec<&'a N>> {
     let mut all: BTreeMap<Element, Vec<&N>> = BTreeMap::new();
     for item in items {
@@ -63,29 +63,24 @@ fn keyed<'a, N: Node>(items: &'a [N], list: &ListType) -> BTreeMap<Element, Vec<
     all
 }
 
-/// What tells an element of a list apart.
-pub(super) fn element_of<N: Node>(item: &N, list: &ListType) -> Result<Element, String> {
+/// The identity of an element of a list.
+pub(super) fn element_of<N: Node>(item: &N, list: &ListType) -> Result<Element, FieldsError> {
     let keys = match &list.elements {
-        Elements::Atomic => return Err("invalid indexing of non-associative list".into()),
+        Elements::Atomic => return Err(FieldsError::AtomicList),
         Elements::Map(keys) => keys,
         Elements::Set => {
             return match item.shape() {
-                Shape::Map => {
-                    Err("associative list without keys has an element that's a map type".into())
-                }
-                Shape::List => Err("not supported: associative list with lists as elements".into()),
-                Shape::Null => {
-                    Err("associative list without keys has an element that's an explicit null"
-                        .into())
-                }
+                Shape::Map => Err(FieldsError::MapInSet),
+                Shape::List => Err(FieldsError::ListInSet),
+                Shape::Null => Err(FieldsError::NullInSet),
                 Shape::Scalar => Ok(Element::Value(item.to_value())),
             };
         }
     };
     match item.shape() {
         Shape::Map => {}
-        Shape::Null => return Err("associative list with keys may not have a null element".into()),
-        _ => return Err("associative list with keys may not have non-map elements".into()),
+        Shape::Null => return Err(FieldsError::NullInList),
+        _ => return Err(FieldsError::ScalarInList),
     }
     let mut found: Vec<(Box<str>, Value)> = keys
         .iter()
@@ -96,10 +91,7 @@ pub(super) fn element_of<N: Node>(item: &N, list: &ListType) -> Result<Element, 
         .collect();
     if found.is_empty() {
         let names: Vec<String> = keys.iter().map(|key| format!("{:?}", key.name)).collect();
-        return Err(format!(
-            "associative list with keys has an element that omits all key fields [{}] (and doesn't have default values for any key fields)",
-            names.join(" ")
-        ));
+        return Err(FieldsError::NoKeys(names.join(" ")));
     }
     found.sort_unstable_by(|a, b| a.0.cmp(&b.0));
     Ok(Element::Key(found.into()))
@@ -150,7 +142,7 @@ impl Comparison {
     }
 }
 
-/// Compares one place: what is below it goes into `below`, what became of itself is the answer.
+/// Compares one path: changes below it go into `below`, its own change is returned.
 fn compare<N: Node>(
     before: Option<&N>,
     after: Option<&N>,

@@ -1,4 +1,4 @@
-//! What is done to pods by POST: binding to a node, eviction.
+//! Subresources of pods that are created: binding and eviction.
 
 use std::sync::Arc;
 
@@ -333,7 +333,7 @@ fn still_processed(name: &str) -> StatusError {
     )
 }
 
-/// Pods that have ended, or never began, disturb nobody when they go.
+/// The eviction of pods that have ended or never started is no disruption.
 fn counts_against_budgets(pod: &Pod) -> bool {
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
     pod.metadata.deletion_timestamp.is_none()
@@ -358,7 +358,7 @@ async fn take_disruption(registry: &Registry, pod: &Pod, dry_run: bool) -> Resul
         }
     };
     if !is_ready(pod) && lets_unhealthy_go(budget) {
-        // It is not ready: its going disturbs nobody.
+        // It is not ready: its eviction is no disruption.
         return Ok(());
     }
     let mut ctx = registry.own_context::<PodDisruptionBudget>();

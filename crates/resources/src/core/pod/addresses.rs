@@ -19,7 +19,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::KIND;
-use crate::kind::AnyKind;
+use crate::generic::AnyKind;
 use crate::row::Row;
 
 pub(crate) const GROUP: &str = "network.decapod.io";

@@ -1,7 +1,5 @@
 //! Pods.
 
-use std::sync::Arc;
-
 use api::qos;
 use apiserver::request::RequestContext;
 use apiserver::resource::{Grace, MetadataRules};
@@ -13,8 +11,7 @@ use serde::Deserialize;
 use super::{app_armor, podspec};
 use crate::connect::{PROXY_VERBS, Target, to};
 use crate::gated::{Gated, POD_SPEC, any, close_part, gated, taken};
-use crate::generic::Hooks;
-use crate::kind::{Fields, Kind, Made, Rules, STATUS, Sub, Updates, part};
+use crate::kind::{Fields, Hooks, Kind, Made, Rules, STATUS, Sub, Updates, part};
 use crate::validate::{self, podupdate, warnings};
 
 pub(crate) mod actions;
@@ -95,7 +92,7 @@ pub(crate) static KIND: Kind<Pod> = Kind {
     columns: print::COLUMNS,
     row_conditions: print::row_conditions,
     fields: Fields::InBytes(SELECTABLE, read),
-    hooks: |_| Arc::new(Life),
+    hooks: &Life,
     ..Kind::BASE
 };
 
@@ -269,29 +266,25 @@ struct Status {
 }
 
 /// The fields of a pod's JSON.
-fn read(json: &[u8]) -> serde_json::Result<Vec<(&'static str, String)>> {
+fn read(json: &[u8]) -> serde_json::Result<Vec<String>> {
     serde_json::from_slice(json).map(selectable)
 }
 
-fn selectable(pod: Selectable) -> Vec<(&'static str, String)> {
+fn selectable(pod: Selectable) -> Vec<String> {
     let (spec, status) = (pod.spec.unwrap_or_default(), pod.status.unwrap_or_default());
     let text = |text: Option<String>| text.unwrap_or_default();
     let first = status.pod_ips.unwrap_or_default().into_iter().next();
     let ip = first.map(|one| one.ip).or(status.pod_ip);
-    SELECTABLE
-        .iter()
-        .copied()
-        .zip([
-            text(spec.node_name),
-            text(spec.restart_policy),
-            text(spec.scheduler_name),
-            text(spec.service_account_name),
-            (spec.host_network == Some(true)).to_string(),
-            text(status.phase),
-            text(ip),
-            text(status.nominated_node_name),
-        ])
-        .collect()
+    vec![
+        text(spec.node_name),
+        text(spec.restart_policy),
+        text(spec.scheduler_name),
+        text(spec.service_account_name),
+        (spec.host_network == Some(true)).to_string(),
+        text(status.phase),
+        text(ip),
+        text(status.nominated_node_name),
+    ]
 }
 
 /// Takes what a resize may change; containers that were renamed, reordered, added or removed are
@@ -327,10 +320,9 @@ mod tests {
 
     #[test]
     fn fields_are_found_in_the_bytes() {
-        let check = |pod: Value, expected: [&str; 8]| {
+        let check = |pod: Value, expected: [&str; SELECTABLE.len()]| {
             let fields = read(pod.to_string().as_bytes());
-            let expected = SELECTABLE.iter().copied().zip(expected.map(str::to_owned));
-            assert_eq!(fields.expect("a pod"), expected.collect::<Vec<_>>(), "{pod}");
+            assert_eq!(fields.expect("a pod"), expected, "{pod}");
         };
         check(json!({"metadata": {}}), ["", "", "", "", "false", "", "", ""]);
         check(json!({"spec": null, "status": null}), ["", "", "", "", "false", "", "", ""]);

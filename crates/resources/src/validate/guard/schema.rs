@@ -1,4 +1,4 @@
-//! Where in the schema a place is, and what is wrong with a name that is asked for there.
+//! The schema of a path, and the error for a field name that it does not have.
 //!
 //! In: a kind, and the steps of the rules from there. Out: a panic for a name that the schema does not
 //! have, or, inside [`recorded`], a line for it.
@@ -122,7 +122,7 @@ type Kinds = HashMap<(String, String), &'static str>;
 fn kinds() -> &'static Kinds {
     static KINDS: LazyLock<Kinds> = LazyLock::new(|| {
         let table = crate::tests::built_in();
-        let mut rows: Vec<_> = table.iter().filter(|row| row.storage.is_some()).collect();
+        let mut rows: Vec<_> = table.iter().filter(|row| row.is_stored()).collect();
         rows.sort_by_key(|row| row.conversion.is_some());
         let mut kinds = Kinds::new();
         for row in rows {

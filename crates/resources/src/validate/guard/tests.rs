@@ -103,7 +103,7 @@ fn branches(definition: Definition) -> usize {
     definition.fields().filter(is_branch).count().max(1)
 }
 
-/// How many rounds reach each branch of what is not an element of a list, which has all of them.
+/// The number of rounds that reach each branch outside of lists. A list has all branches.
 fn rounds(definition: Definition, is_element: bool) -> usize {
     let own = if is_element { 1 } else { branches(definition) };
     let below = definition.fields().filter_map(|field| {
@@ -128,7 +128,7 @@ fn scalar_of(of: &Type) -> Scalar {
     }
 }
 
-/// What is checked of a stored kind.
+/// The checks of a stored kind.
 struct Checked {
     group: String,
     kind: String,
@@ -142,7 +142,7 @@ fn checked() -> Vec<Checked> {
     for kind in crate::RESOURCES {
         let row = kind.row(None).build(None);
         let is_known = found.iter().any(|one| (&one.group, &one.kind) == (&row.group, &row.kind));
-        if row.storage.is_none() || is_known || kind.rules().typed.is_some() {
+        if !row.is_stored() || is_known || kind.rules().typed.is_some() {
             continue;
         }
         let (rules, warn) = (kind.rules(), kind.warnings());
@@ -346,10 +346,10 @@ const SELECTED: &[&str] = &["name", "status.successful"];
 
 #[test]
 fn selectors_name_fields_that_there_are() {
-    for row in crate::tests::built_in().iter().filter(|row| row.storage.is_some()) {
+    for row in crate::tests::built_in().iter().filter(|row| row.is_stored()) {
         let of = Of::kind(&row.group, &row.kind);
         let record = recorded(|| {
-            let names = row.strategy.selectable_names().iter();
+            let names = row.fields.names.iter().map(|name| &**name);
             for name in names.filter(|name| !SELECTED.contains(name)) {
                 of.fields(name, &Path::default());
             }
