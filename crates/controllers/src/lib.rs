@@ -53,6 +53,7 @@ mod table;
 mod taint_eviction;
 #[cfg(test)]
 mod testing;
+mod topology;
 mod trust_bundle_publisher;
 mod ttl_after_finished;
 mod volume;
