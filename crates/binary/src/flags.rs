@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use base::telemetry::LogFormat;
 use ipnet::IpNet;
+use machinery::address_range::AddressRange;
 
 /// Flags of every command.
 #[derive(clap::Args, Clone, Debug)]
@@ -87,7 +88,8 @@ pub struct Server {
     #[arg(long)]
     pub taint_control_plane: bool,
     /// Components not to run: kube-scheduler, kube-controller-manager, kube-proxy, dns, pod-routes (routes
-    /// to other nodes' pods, if a network plugin creates its own), network-policy (if a plugin enforces them)
+    /// to other nodes' pods, if a network plugin creates its own), network-policy (if a plugin enforces them),
+    /// service-lb (if another controller serves Services of type LoadBalancer)
     #[arg(long, value_delimiter = ',', value_name = "COMPONENT")]
     pub disable: Vec<String>,
     /// Range of pods' addresses
@@ -116,6 +118,10 @@ pub struct Server {
     pub cluster_dns: Vec<IpAddr>,
     #[arg(long, default_value = "cluster.local")]
     pub cluster_domain: String,
+    /// Addresses for Services of type LoadBalancer, as FIRST-LAST or CIDR; one node announces each by ARP or NDP.
+    /// Without a pool these Services get the addresses of nodes
+    #[arg(long, value_delimiter = ',', value_name = "RANGE")]
+    pub load_balancer_pool: Vec<AddressRange>,
     /// Port range of NodePort Services
     #[arg(long, default_value = "30000-32767", value_parser = port_range)]
     pub service_node_port_range: RangeInclusive<u16>,
@@ -158,6 +164,17 @@ pub struct Server {
 }
 
 impl Server {
+    /// Whether this cluster itself serves Services of type LoadBalancer: no cloud and no other controller does.
+    pub fn serves_load_balancers(&self) -> bool {
+        let has_cloud = self.node.cloud_provider.as_deref().is_some_and(|name| !name.is_empty());
+        !has_cloud && !self.disable.iter().any(|name| name == "service-lb")
+    }
+
+    /// The pools whose addresses the nodes announce.
+    pub fn announced_pools(&self) -> &[AddressRange] {
+        if self.serves_load_balancers() { &self.load_balancer_pool } else { &[] }
+    }
+
     /// Issuers of service account tokens.
     pub fn issuers(&self) -> Vec<String> {
         match self.service_account_issuer.as_slice() {
@@ -309,6 +326,10 @@ pub struct Node {
     /// The last part of that time, reserved for critical pods
     #[arg(long, value_parser = cli::duration::parse, value_name = "DURATION")]
     pub shutdown_grace_period_critical_pods: Option<Duration>,
+    /// external: a cloud controller manager describes nodes and serves load balancers; until then the node is
+    /// tainted
+    #[arg(long, value_name = "NAME", value_parser = ["", "external"])]
+    pub cloud_provider: Option<String>,
     #[command(flatten)]
     pub runtime: ContainerRuntime,
     /// Of the kubelet's command line.

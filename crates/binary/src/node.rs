@@ -11,6 +11,7 @@ use base::task::Tasks;
 use client::Client;
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::{Pod, Taint};
+use machinery::address_range::AddressRange;
 use tokio::sync::Notify;
 use transport::tls::ServerTls;
 
@@ -29,6 +30,7 @@ pub struct Node {
     /// A client that may read all nodes, to route to their pods; `None`: another program creates routes.
     pub routes: Option<Client>,
     pub policies: Policies,
+    pub announcements: Announcements,
     /// Kubeconfig of the DNS server; `None`: no DNS on this node.
     pub dns_kubeconfig: Option<PathBuf>,
     /// Notified when that file changes.
@@ -59,6 +61,22 @@ pub enum Policies {
 impl Policies {
     pub fn new(is_on: bool, client: impl FnOnce() -> Client) -> Self {
         if is_on { Self::Ours(client()) } else { Self::Off }
+    }
+}
+
+/// Who announces load balancers' addresses of pools on the node.
+pub enum Announcements {
+    /// This process. The client may read Services, EndpointSlices and Nodes.
+    Ours(Client, Vec<AddressRange>),
+    /// Another program, or there are no pools: addresses of earlier starts are removed.
+    Off,
+    /// This process runs a kubelet alone and does not know.
+    NotOurs,
+}
+
+impl Announcements {
+    pub fn new(pools: &[AddressRange], client: impl FnOnce() -> Client) -> Self {
+        if pools.is_empty() { Self::Off } else { Self::Ours(client(), pools.to_vec()) }
     }
 }
 
@@ -95,6 +113,7 @@ pub async fn start(node: Node, flags: &flags::Node, tasks: &Tasks) -> anyhow::Re
     start_kubelet(&node, flags, runtime, driver, gate, tasks)?;
     start_proxy(&node, tasks);
     start_routes(&node, tasks);
+    start_announcements(&node, tasks).await?;
     if let Some(kubeconfig) = &node.dns_kubeconfig {
         for address in &node.cluster_dns {
             links.ensure_local_address(*address).await?;
@@ -278,6 +297,7 @@ fn start_kubelet(
         config.healthz_address = None;
     }
     flags.settings.apply(&mut config)?;
+    crate::kubelet_command::wait_for_cloud(flags.cloud_provider.as_deref(), &mut config)?;
     let client = node.kubelet.clone();
     supervise::keep(tasks, "kubelet", move |stop| {
         kubelet::run(client.clone(), runtime.clone(), config.clone(), stop)
@@ -345,6 +365,23 @@ fn start_routes(node: &Node, tasks: &Tasks) {
     supervise::keep(tasks, "routes", move |stop| {
         proxy::routes::follow_nodes(client.clone(), config.clone(), stop)
     });
+}
+
+async fn start_announcements(node: &Node, tasks: &Tasks) -> anyhow::Result<()> {
+    let (client, pools) = match &node.announcements {
+        Announcements::Ours(client, pools) => (client.clone(), pools.clone()),
+        Announcements::Off => {
+            let removed = proxy::announce::remove(None).await;
+            return removed.context("cannot remove the addresses of load balancers");
+        }
+        Announcements::NotOurs => return Ok(()),
+    };
+    let config =
+        proxy::announce::AnnounceConfig { node_name: node.name.clone(), pools, netns: None };
+    supervise::keep(tasks, "service-lb", move |stop| {
+        proxy::announce::run(client.clone(), config.clone(), stop)
+    });
+    Ok(())
 }
 
 fn labels(texts: &[String]) -> anyhow::Result<BTreeMap<String, String>> {

@@ -67,6 +67,30 @@ pub fn check_ranges(flags: &Server) -> anyhow::Result<()> {
             bail!("--cluster-dns {dns} is outside of --service-cidr {}", ranges.join(","));
         }
     }
+    check_pools(flags)
+}
+
+/// Addresses of load balancers must not be those of Services, of pods or of another pool.
+fn check_pools(flags: &Server) -> anyhow::Result<()> {
+    const FLAG: &str = "--load-balancer-pool";
+    let pools = &flags.load_balancer_pool;
+    for (index, pool) in pools.iter().enumerate() {
+        if let Some(other) = pools[..index].iter().find(|other| other.overlaps(pool)) {
+            bail!("{FLAG} {pool} overlaps {FLAG} {other}; give each address once");
+        }
+        let clusters = flags.cluster_cidr.iter().map(|range| ("--cluster-cidr", range));
+        let services = flags.service_cidr.iter().map(|range| ("--service-cidr", range));
+        for (flag, range) in clusters.chain(services) {
+            if range.addr().is_ipv4() == pool.is_ipv4()
+                && (pool.contains(range.network())
+                    || pool.nth(0).is_some_and(|first| range.contains(&first)))
+            {
+                bail!(
+                    "{FLAG} {pool} overlaps {flag} {range}; choose addresses of the nodes' network"
+                );
+            }
+        }
+    }
     Ok(())
 }
 
@@ -219,6 +243,11 @@ mod tests {
         check(&["--cluster-cidr=10.43.4.0/22"], Some("overlaps"));
         check(&["--service-cidr=10.43.0.0/16,10.43.4.0/22"], Some("overlaps --service-cidr"));
         check(&["--cluster-dns=10.96.0.10"], Some("outside of --service-cidr 10.43.0.0/16"));
+        check(&["--load-balancer-pool=192.168.1.240-250,fd00::/112"], None);
+        check(&["--load-balancer-pool=10.43.7.0/24"], Some("overlaps --service-cidr"));
+        check(&["--load-balancer-pool=10.0.0.0/8"], Some("overlaps --cluster-cidr"));
+        let twice = "--load-balancer-pool=192.168.1.1-9,192.168.1.9";
+        check(&[twice], Some("overlaps --load-balancer-pool"));
     }
 
     #[test]

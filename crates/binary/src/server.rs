@@ -4,6 +4,7 @@
 //! (the container runtime), all components are restarted. The process continues.
 
 use std::net::IpAddr;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,21 +19,25 @@ use tokio::time::Instant;
 
 use crate::control_plane::{self, ControlPlane};
 use crate::flags::{Common, Server};
-use crate::node::{self, Node, Policies};
+use crate::node::{self, Announcements, Node, Policies};
 use crate::process::{
     give_back_what_the_start_needed, prepare_data_dir, say, termination, wait_for_signal,
 };
 use crate::{cluster, datastore, preflight, supervise};
 
 /// Components that `--disable` accepts.
-const COMPONENTS: [&str; 6] = [
+const COMPONENTS: [&str; 7] = [
     "kube-scheduler",
     "kube-controller-manager",
     "kube-proxy",
     "dns",
     "pod-routes",
     "network-policy",
+    "service-lb",
 ];
+/// Ports that the programs of nodes use, which Services on nodes' addresses do not get: ssh, etcd, VXLAN,
+/// kubelet, kube-proxy, controllers and scheduler.
+const NODE_PORTS: [RangeInclusive<u16>; 4] = [22..=22, 2379..=2382, 8472..=8472, 10248..=10260];
 /// Time for components to end, before the API server does.
 const COMPONENTS_LIMIT: Duration = Duration::from_secs(4);
 /// Pause before all components are restarted.
@@ -260,6 +265,7 @@ fn start_controllers(
             ranges: flags.service_cidr.iter().chain(&flags.cluster_cidr).copied().collect(),
             domain: flags.cluster_domain.clone(),
         }),
+        load_balancer: flags.serves_load_balancers().then(|| load_balancer(flags, control)),
         ..controllers::Options::default()
     };
     let own = control.client(Component::ControllerManager);
@@ -285,6 +291,14 @@ fn start_controllers(
         }
     });
     Ok(())
+}
+
+fn load_balancer(flags: &Server, control: &ControlPlane) -> controllers::LoadBalancer {
+    let own = [control.port..=control.port, flags.service_node_port_range.clone()];
+    controllers::LoadBalancer {
+        pools: flags.load_balancer_pool.clone(),
+        reserved_ports: NODE_PORTS.into_iter().chain(own).collect(),
+    }
 }
 
 fn start_scheduler(flags: &Server, control: &ControlPlane, tasks: &Tasks) -> anyhow::Result<()> {
@@ -357,6 +371,9 @@ async fn start_node(
         proxy: runs(flags, "kube-proxy").then(|| control.client(Component::Proxy)),
         routes: runs(flags, "pod-routes").then(|| control.client(Component::Proxy)),
         policies: Policies::new(runs(flags, "network-policy"), || control.client(Component::Proxy)),
+        announcements: Announcements::new(flags.announced_pools(), || {
+            control.client(Component::Proxy)
+        }),
         name,
         addresses,
         data_dir: data_dir.to_owned(),

@@ -1,6 +1,7 @@
 //! The context of controllers: clients, caches and settings.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,6 +10,7 @@ use base::task::Tasks;
 use client::{Client, EventRecorder, Informers};
 use ipnet::IpNet;
 use machinery::ObjectMeta;
+use machinery::address_range::AddressRange;
 use pki::San;
 
 /// Signs tokens that live in Secrets, which never expire.
@@ -105,6 +107,17 @@ pub struct Options {
     pub local_node: Option<String>,
     /// Names and addresses that no kubelet's serving certificate may have. Without them, none is approved automatically.
     pub reserved: Option<Reserved>,
+    /// Settings of load balancers; `None`: a cloud has them, or nobody.
+    pub load_balancer: Option<LoadBalancer>,
+}
+
+/// Load balancers without a cloud.
+#[derive(Clone, Debug, Default)]
+pub struct LoadBalancer {
+    /// `--load-balancer-pool`
+    pub pools: Vec<AddressRange>,
+    /// Ports of nodes that no Service gets: those of the nodes' own programs, and those of NodePort Services.
+    pub reserved_ports: Vec<RangeInclusive<u16>>,
 }
 
 /// Names and addresses that belong to others than nodes.
@@ -142,6 +155,7 @@ impl Default for Options {
             local_path_directory: None,
             local_node: None,
             reserved: None,
+            load_balancer: None,
         }
     }
 }

@@ -5,7 +5,8 @@
 //! as possible, because every node watches them.
 //!
 //! Cost: a change of a pod goes through the pods of the Services that select it, by small facts, and decodes
-//! these Services and their slices. A node that comes or goes wakes the Services of its pods.
+//! these Services and their slices. A node that comes or goes wakes the Services of its pods. A node whose CPUs
+//! or zone change is compared with the Services that have hints of `topology-mode: Auto`.
 //!
 //! Invariant: no pass is made on a cache that does not yet show the last pass's writes; it would
 //! create slices twice.
@@ -15,7 +16,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use client::{
-    Api, DeleteParams, ErrorExt, EventType, Lister, Members, ObjectKey, Outcome, PostParams,
+    Api, DeleteParams, ErrorExt, Event, EventType, Lister, Members, ObjectKey, Outcome, PostParams,
     Projection, RawEvent, Result, View, WorkQueue,
 };
 use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod, Service};
@@ -24,8 +25,9 @@ use machinery::ObjectMeta;
 use tokio::time::Instant;
 
 use crate::context::Context;
-use crate::descriptor::{Descriptor, Row, Setup, on_metadata, own, selected_by};
+use crate::descriptor::{Descriptor, Row, Setup, on, on_metadata, own, selected_by};
 use crate::service::Reach;
+use crate::topology::{self, Capacity, Disabled, Ratios, Zones};
 use crate::{hints, owner, pod, service};
 
 pub const DESCRIPTOR: &dyn Row = &Descriptor::<Controller> {
@@ -40,6 +42,7 @@ pub const DESCRIPTOR: &dyn Row = &Descriptor::<Controller> {
         &on_metadata::<EndpointSlice, _, _>(|this: &Controller, _, event| this.slice_event(event)),
         &selected_by::<Pod, _>(|this: &Controller| this.members.selectors()),
         &on_metadata::<Node, _, _>(|this: &Controller, _, event| this.node_event(event)),
+        &on::<Node, _, _>(|this: &Controller, _, event| this.capacity_event(event)),
     ],
     reconcile: |this, key| Box::pin(async move { this.reconcile(&key).await }),
 };
@@ -79,6 +82,24 @@ struct Controller {
     queue: WorkQueue<ObjectKey>,
     /// Guards what was written and not yet seen.
     unseen: Mutex<Unseen>,
+    /// Guards the zones' shares and the Services that are hinted by them; held for a decision.
+    topology: Mutex<Topology>,
+}
+
+/// For `topology-mode: Auto`.
+#[derive(Default)]
+struct Topology {
+    capacity: Capacity,
+    ratios: Option<Ratios>,
+    hinted: HashMap<ObjectKey, Hinted>,
+}
+
+/// A Service's hints.
+#[derive(Default)]
+struct Hinted {
+    /// Whether the last family that was looked at has hints: what events tell.
+    is_populated: bool,
+    by_family: BTreeMap<String, Zones>,
 }
 
 /// The writes that make the slices right.
@@ -87,6 +108,8 @@ struct Plan {
     create: Vec<EndpointSlice>,
     update: Vec<EndpointSlice>,
     delete: Vec<String>,
+    /// By family, if the Service has the annotation.
+    hints: Vec<(String, std::result::Result<Zones, Disabled>)>,
 }
 
 /// A set of ports with one address family: what all endpoints of a slice have in common.
@@ -94,11 +117,12 @@ type Group = (String, Ports);
 /// Name, number, protocol, application protocol; sorted.
 type Ports = Vec<(Option<String>, Option<i32>, Option<String>, Option<String>)>;
 
-/// Pure. `wanted` are the endpoints by group.
+/// Pure. `wanted` are the endpoints by group, `ratios` the zones' shares.
 fn plan(
     service: &Service,
     mut wanted: BTreeMap<Group, Vec<Endpoint>>,
     existing: &[Arc<EndpointSlice>],
+    ratios: Option<&Ratios>,
 ) -> Plan {
     let mut plan = Plan::default();
     let families = families(service);
@@ -140,6 +164,11 @@ fn plan(
         }
     }
     keep_one_per_family(service, &families, &mut kept, &mut plan);
+    if hints::is_automatic(service) {
+        for family in families {
+            hint_by_zones(family, ratios, &mut kept, existing, &mut plan);
+        }
+    }
     for (mut slice, drop) in kept {
         let name = slice.metadata.name.clone().unwrap_or_default();
         let before = existing.iter().find(|one| one.metadata.name.as_ref() == Some(&name));
@@ -182,6 +211,37 @@ fn keep_one_per_family(
     }
 }
 
+/// Sets the hints of a family's slices, for `topology-mode: Auto`.
+fn hint_by_zones(
+    family: String,
+    ratios: Option<&Ratios>,
+    kept: &mut [(EndpointSlice, bool)],
+    existing: &[Arc<EndpointSlice>],
+    plan: &mut Plan,
+) {
+    let mut slices: Vec<(&mut EndpointSlice, bool)> = vec![];
+    for (slice, drop) in kept.iter_mut().filter(|(slice, _)| slice.address_type == family) {
+        if *drop {
+            continue;
+        }
+        let before = existing.iter().find(|one| one.metadata.name == slice.metadata.name);
+        // Hints are no change of an endpoint.
+        let is_unchanged = before.is_some_and(|before| {
+            let mut bare = (**before).clone();
+            bare.endpoints.iter_mut().flatten().for_each(|endpoint| endpoint.hints = None);
+            sorted(&bare) == sorted(slice)
+        });
+        if let Some(before) = before.filter(|_| is_unchanged) {
+            slice.endpoints = before.endpoints.clone();
+        }
+        slices.push((slice, is_unchanged));
+    }
+    let new = plan.create.iter_mut().filter(|slice| slice.address_type == family);
+    slices.extend(new.map(|slice| (slice, false)));
+    let outcome = topology::spread(&mut slices, ratios);
+    plan.hints.push((family, outcome));
+}
+
 /// A slice to delete becomes one to create: watchers see one change and never a gap.
 fn recycle(plan: &mut Plan, existing: &[Arc<EndpointSlice>]) {
     plan.delete.retain(|name| {
@@ -203,12 +263,13 @@ fn size(slice: &EndpointSlice) -> usize {
     slice.endpoints.as_ref().map_or(0, Vec::len)
 }
 
+fn sorted(slice: &EndpointSlice) -> Vec<Endpoint> {
+    let mut all = slice.endpoints.clone().unwrap_or_default();
+    all.sort_by(|a, b| a.addresses.cmp(&b.addresses));
+    all
+}
+
 fn same_slice(a: &EndpointSlice, b: &EndpointSlice) -> bool {
-    let sorted = |slice: &EndpointSlice| {
-        let mut all = slice.endpoints.clone().unwrap_or_default();
-        all.sort_by(|a, b| a.addresses.cmp(&b.addresses));
-        all
-    };
     a.metadata.labels == b.metadata.labels && sorted(a) == sorted(b)
 }
 
@@ -365,6 +426,7 @@ impl Controller {
             slices: slices.lister(),
             queue: setup.queue.clone(),
             unseen: Mutex::default(),
+            topology: Mutex::default(),
         })
     }
 
@@ -407,10 +469,69 @@ impl Controller {
         }
     }
 
+    /// Upstream: `checkNodeTopologyDistribution`.
+    fn capacity_event(&self, event: &Event<Node>) {
+        let node = (!event.is_deleted()).then(|| &**event.object());
+        let mut topology = self.topology();
+        if !topology.capacity.set(&event.key().name, node) {
+            return;
+        }
+        topology.ratios = topology.capacity.ratios();
+        let ratios = topology.ratios.as_ref();
+        for (key, hinted) in &topology.hinted {
+            if hinted.by_family.values().any(|zones| topology::is_overloaded(zones, ratios)) {
+                self.queue.add(key.clone());
+            }
+        }
+    }
+
+    fn topology(&self) -> std::sync::MutexGuard<'_, Topology> {
+        self.topology.lock().expect("no panic while held")
+    }
+
+    /// Notes a Service's hints, and tells in events when they come and go.
+    fn note_hints(&self, key: &ObjectKey, service: &Service, plan: &mut Plan) {
+        let mut said = vec![];
+        let mut topology = self.topology();
+        if !hints::is_automatic(service) {
+            let populated = topology.hinted.remove(key).is_some_and(|hinted| hinted.is_populated);
+            let text = "Topology Aware Hints has been disabled".to_owned();
+            let first = families(service).into_iter().next().filter(|_| populated);
+            said.extend(first.map(|family| (EventType::Warning, text, family)));
+        }
+        for (family, outcome) in std::mem::take(&mut plan.hints) {
+            let hinted = topology.hinted.entry(key.clone()).or_default();
+            match outcome {
+                Ok(zones) => {
+                    if !std::mem::replace(&mut hinted.is_populated, true) {
+                        let text = "Topology Aware Hints has been enabled".to_owned();
+                        said.push((EventType::Normal, text, family.clone()));
+                    }
+                    hinted.by_family.insert(family, zones);
+                }
+                Err(why) => {
+                    hinted.is_populated = false;
+                    hinted.by_family.remove(&family);
+                    said.push((EventType::Warning, why.to_string(), family));
+                }
+            }
+        }
+        drop(topology);
+        for (kind, text, family) in said {
+            let reason = match kind {
+                EventType::Normal => "TopologyAwareHintsEnabled",
+                EventType::Warning => "TopologyAwareHintsDisabled",
+            };
+            let text = format!("{text}, addressType: {family}");
+            self.context.events.event(service, kind, reason, text);
+        }
+    }
+
     async fn reconcile(&self, key: &ObjectKey) -> Result<Outcome> {
         let Some(service) = self.services.get_key(key).filter(|one| service::is_selecting(one))
         else {
             self.unseen().remove(key);
+            self.topology().hinted.remove(key);
             return Ok(Outcome::Done);
         };
         if service.metadata.deletion_timestamp.is_some() {
@@ -431,7 +552,9 @@ impl Controller {
         let wanted = endpoints_of(&service, &pods, zone_of);
         let mut existing = self.slices.by_index(BY_SERVICE, &key.to_string());
         existing.retain(|slice| slice.metadata.deletion_timestamp.is_none());
-        let plan = plan(&service, wanted, &existing);
+        let ratios = self.topology().ratios.clone();
+        let mut plan = plan(&service, wanted, &existing, ratios.as_ref());
+        self.note_hints(key, &service, &mut plan);
         match self.carry_out(key, plan).await {
             Err(error) if error.is_namespace_terminating() => Ok(Outcome::Done),
             Err(error) => {
@@ -533,16 +656,20 @@ mod tests {
     fn slices_follow_pods() {
         let zone = |_: &str| Some("z".to_owned());
         let service = service();
-        let empty = plan(&service, endpoints_of(&service, &[], zone), &[]);
+        let empty = plan(&service, endpoints_of(&service, &[], zone), &[], None);
         assert_eq!(empty.create.len(), 1, "a placeholder");
         assert_eq!(empty.create[0].ports, None);
         let placeholder = named(empty.create[0].clone(), "web-1");
-        let again =
-            plan(&service, endpoints_of(&service, &[], zone), std::slice::from_ref(&placeholder));
+        let again = plan(
+            &service,
+            endpoints_of(&service, &[], zone),
+            std::slice::from_ref(&placeholder),
+            None,
+        );
         assert!(again.create.is_empty() && again.update.is_empty(), "nothing to do: {again:?}");
 
         let pods = [pod("a", true), pod("bb", false)];
-        let filled = plan(&service, endpoints_of(&service, &pods, zone), &[placeholder]);
+        let filled = plan(&service, endpoints_of(&service, &pods, zone), &[placeholder], None);
         assert!(filled.create.is_empty() && filled.delete.is_empty());
         let slice = filled.update[0].clone();
         assert_eq!(slice.metadata.name.as_deref(), Some("web-1"), "recycled");
@@ -559,12 +686,16 @@ mod tests {
 
         let slice = named(slice, "web-2");
         let same =
-            plan(&service, endpoints_of(&service, &pods, zone), std::slice::from_ref(&slice));
+            plan(&service, endpoints_of(&service, &pods, zone), std::slice::from_ref(&slice), None);
         assert!(same.create.is_empty() && same.update.is_empty() && same.delete.is_empty());
-        let fewer =
-            plan(&service, endpoints_of(&service, &pods[..1], zone), std::slice::from_ref(&slice));
+        let fewer = plan(
+            &service,
+            endpoints_of(&service, &pods[..1], zone),
+            std::slice::from_ref(&slice),
+            None,
+        );
         assert_eq!(fewer.update[0].endpoints.as_ref().unwrap().len(), 1);
-        let none = plan(&service, endpoints_of(&service, &[], zone), &[slice]);
+        let none = plan(&service, endpoints_of(&service, &[], zone), &[slice], None);
         assert_eq!((none.update.len(), none.delete.len()), (1, 0), "{none:?}");
         assert_eq!(size(&none.update[0]), 0);
     }
@@ -573,8 +704,37 @@ mod tests {
     fn a_slice_holds_a_hundred() {
         let service = service();
         let pods: Vec<_> = (1..=150).map(|n| pod(&"x".repeat(n), true)).collect();
-        let made = plan(&service, endpoints_of(&service, &pods, |_| None), &[]);
+        let made = plan(&service, endpoints_of(&service, &pods, |_| None), &[], None);
         let sizes: Vec<_> = made.create.iter().map(size).collect();
         assert_eq!(sizes, [100, 50]);
+    }
+
+    #[test]
+    fn hints_of_zones_change_only_the_slices_that_need_it() {
+        let mut service = service();
+        let mode = ("service.kubernetes.io/topology-mode".to_owned(), "Auto".to_owned());
+        service.metadata.annotations = Some([mode].into());
+        let ratios = Ratios::from([("a".into(), 0.5), ("b".into(), 0.5)]);
+        let zone = |_: &str| Some("a".to_owned());
+        let pods = [pod("a", true), pod("bb", true)];
+        let made = plan(&service, endpoints_of(&service, &pods, zone), &[], Some(&ratios));
+        let zones = |slice: &EndpointSlice| -> BTreeMap<String, usize> {
+            let all = slice.endpoints.iter().flatten().filter_map(|one| one.hints.clone());
+            let mut zones = BTreeMap::new();
+            for hints in all {
+                *zones.entry(hints.for_zones.expect("zones")[0].name.clone()).or_default() += 1;
+            }
+            zones
+        };
+        let both = BTreeMap::from([("a".to_owned(), 1), ("b".to_owned(), 1)]);
+        assert_eq!(zones(&made.create[0]), both);
+        assert_eq!(made.hints, [("IPv4".to_owned(), Ok(both))]);
+        let slice = [named(made.create[0].clone(), "web-1")];
+        let again = plan(&service, endpoints_of(&service, &pods, zone), &slice, Some(&ratios));
+        assert!(again.create.is_empty() && again.update.is_empty(), "{again:?}");
+        // The shares are not known any more: all hints go.
+        let without = plan(&service, endpoints_of(&service, &pods, zone), &slice, None);
+        assert_eq!(zones(&without.update[0]), BTreeMap::new());
+        assert_eq!(without.hints, [("IPv4".to_owned(), Err(Disabled::NodeInfo))]);
     }
 }

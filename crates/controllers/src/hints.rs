@@ -1,9 +1,8 @@
 //! Hints of endpoints: which clients should use them, as a Service's `trafficDistribution` asks.
 //!
 //! In: a Service and one of its endpoints. Out: the hints that the endpoint is to have. Pure.
+//! The annotation `service.kubernetes.io/topology-mode: Auto` turns these hints off; `topology.rs` makes its own.
 //! Upstream: `k8s.io/endpointslice/trafficdist`.
-//! Deviation: the annotation `service.kubernetes.io/topology-mode: Auto` gives no hints yet; upstream spreads
-//! hints over zones by their processors.
 
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointHints, ForNode, ForZone};
@@ -32,7 +31,7 @@ pub fn of(service: &Service, endpoint: &Endpoint) -> Option<EndpointHints> {
 }
 
 /// Upstream: `hintsEnabled`; the first of the two that is set counts.
-fn is_automatic(service: &Service) -> bool {
+pub fn is_automatic(service: &Service) -> bool {
     let annotations = service.metadata.annotations.as_ref();
     let mode = MODES.iter().find_map(|name| annotations?.get(*name));
     mode.is_some_and(|mode| mode == "Auto" || mode == "auto")

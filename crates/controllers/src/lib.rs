@@ -46,6 +46,7 @@ mod root_ca;
 mod service;
 mod service_account_tokens;
 mod service_cidr;
+mod service_lb;
 mod serviceaccount;
 mod statefulset;
 mod storage_version_gc;
@@ -54,10 +55,13 @@ mod table;
 mod taint_eviction;
 #[cfg(test)]
 mod testing;
+mod topology;
 mod trust_bundle_publisher;
 mod ttl_after_finished;
 mod volume;
 
-pub use context::{Autoscaling, Context, Evictions, Options, Reserved, SignError, TokenSigner};
+pub use context::{
+    Autoscaling, Context, Evictions, LoadBalancer, Options, Reserved, SignError, TokenSigner,
+};
 pub use descriptor::Row;
 pub use table::{CONTROLLERS, run, selected};

@@ -255,7 +255,7 @@ fn condition<'a>(node: &'a Node, kind: &str) -> Option<&'a NodeCondition> {
     node.status.as_ref()?.conditions.as_ref()?.iter().find(|condition| condition.type_ == kind)
 }
 
-fn ready_status(node: &Node) -> &str {
+pub fn ready_status(node: &Node) -> &str {
     condition(node, "Ready").map_or("Unknown", |ready| ready.status.as_str())
 }
 

@@ -14,8 +14,8 @@ use crate::{
     daemonset, deployment, disruption, endpoints, endpointslice, endpointslice_mirroring, garbage,
     job, legacy_token_cleaner, namespace, node_ipam, node_lifecycle, node_ttl,
     pod_certificate_cleaner, pod_gc, pod_group_protection, policy_status, replicaset, replication,
-    resource_claim, resource_quota, root_ca, service_account_tokens, service_cidr, serviceaccount,
-    statefulset, storage_version_gc, storage_version_migrator, taint_eviction,
+    resource_claim, resource_quota, root_ca, service_account_tokens, service_cidr, service_lb,
+    serviceaccount, statefulset, storage_version_gc, storage_version_migrator, taint_eviction,
     trust_bundle_publisher, ttl_after_finished, volume,
 };
 
@@ -50,6 +50,7 @@ pub const CONTROLLERS: &[&dyn Row] = &[
     bootstrap_tokens::SIGNER,
     node_ttl::DESCRIPTOR,
     service_cidr::DESCRIPTOR,
+    service_lb::DESCRIPTOR,
     garbage::DESCRIPTOR,
     volume::DESCRIPTOR,
     volume::protection::CLAIMS,

@@ -3,6 +3,7 @@
 //! Invariants: no kind is known here; nothing here does I/O; all text (messages, reasons, field
 //! paths) is upstream's, because clients compare it.
 
+pub mod address_range;
 pub mod cbor;
 pub mod cron;
 pub mod field;

@@ -14,6 +14,7 @@ pub mod host_ports;
 pub mod links;
 pub mod modules;
 pub mod monitor;
+pub mod neighbours;
 pub mod netns;
 pub mod nft;
 pub mod pods;

@@ -13,7 +13,7 @@ use futures::TryStreamExt;
 use ipnet::IpNet;
 use netlink_packet_route::AddressFamily;
 use netlink_packet_route::address::{
-    AddressAttribute, AddressHeaderFlags, AddressMessage, AddressScope,
+    AddressAttribute, AddressHeaderFlags, AddressMessage, AddressProtocol, AddressScope, CacheInfo,
 };
 use netlink_packet_route::link::{
     InfoData, InfoKind, InfoVeth, LinkAttribute, LinkFlags, LinkMessage,
@@ -26,6 +26,8 @@ use rtnetlink::{LinkMessageBuilder, LinkUnspec};
 use crate::error::{During, Error, netlink_errno, tolerate};
 use crate::{netns, sysctl};
 
+/// Marks the addresses that this node announces (`IFA_PROTO`; kernels before 5.18 ignore it).
+const ANNOUNCED: AddressProtocol = AddressProtocol::Other(0xdc);
 /// The loopback interface has this index in every namespace.
 const LOOPBACK: u32 = 1;
 
@@ -57,6 +59,8 @@ pub struct Address {
     pub net: IpNet,
     /// Reachable from other hosts (not loopback or link-local).
     pub global: bool,
+    /// Added by [`Links::ensure_announced`].
+    pub announced: bool,
 }
 
 /// The next hop of a route.
@@ -240,6 +244,33 @@ impl Links {
             .during(|| format!("add address {address}"))
     }
 
+    /// Adds an address that this node announces to its neighbours, for which the kernel answers then. It is
+    /// marked as ours, and as deprecated, so that no connection of the node itself begins with it.
+    pub async fn ensure_announced(&self, index: u32, address: IpAddr) -> Result<(), Error> {
+        let net = IpNet::from(address);
+        let mut request = self.handle.address().add(index, address, net.prefix_len());
+        let message = request.message_mut();
+        if address.is_ipv6() {
+            message.header.flags |= AddressHeaderFlags::Nodad;
+        }
+        let mut lifetime = CacheInfo::default();
+        (lifetime.ifa_preferred, lifetime.ifa_valid) = (0, u32::MAX);
+        message.attributes.push(AddressAttribute::CacheInfo(lifetime));
+        message.attributes.push(AddressAttribute::Protocol(ANNOUNCED));
+        tolerate(request.execute().await, &[libc::EEXIST])
+            .during(|| format!("add the announced address {address}"))
+    }
+
+    /// Removes all addresses of [`Links::ensure_announced`], and returns them.
+    pub async fn remove_announced(&self) -> Result<Vec<IpAddr>, Error> {
+        let mut removed = vec![];
+        for held in self.addresses().await?.into_iter().filter(|held| held.announced) {
+            self.remove_address(held.link, held.net).await?;
+            removed.push(held.net.addr());
+        }
+        Ok(removed)
+    }
+
     /// Removes an address from a link; a missing one is no error.
     pub async fn remove_address(&self, index: u32, address: IpNet) -> Result<(), Error> {
         let mut message = AddressMessage::default();
@@ -329,7 +360,9 @@ impl Links {
         }
         Ok(candidates.into_iter().find_map(|(v4, index)| {
             let link = links.iter().find(|link| link.index == index)?;
-            let usable = |a: &&Address| a.link == index && a.global && a.net.addr().is_ipv4() == v4;
+            let usable = |a: &&Address| {
+                a.link == index && a.global && !a.announced && a.net.addr().is_ipv4() == v4
+            };
             let address = addresses.iter().find(usable)?.net.addr();
             Some(Uplink { interface: link.name.clone(), index, address })
         }))
@@ -434,6 +467,7 @@ fn address_of(message: &AddressMessage) -> Option<Address> {
         link: message.header.index,
         net: IpNet::new(address, message.header.prefix_len).ok()?,
         global: message.header.scope == AddressScope::Universe && !address.is_loopback(),
+        announced: message.attributes.contains(&AddressAttribute::Protocol(ANNOUNCED)),
     })
 }
 

@@ -144,7 +144,7 @@ fn all_but(port: u32) -> [libc::sock_filter; 4] {
     ]
 }
 
-fn attach(fd: &OwnedFd, filter: &[libc::sock_filter]) -> io::Result<()> {
+pub(crate) fn attach(fd: &OwnedFd, filter: &[libc::sock_filter]) -> io::Result<()> {
     let program = libc::sock_fprog {
         len: filter.len() as libc::c_ushort,
         // The kernel copies the filter and does not write to it.

@@ -11,6 +11,7 @@
 //! transaction of a process replaces all existing rules atomically; so does the first one after another
 //! program changed the tables. Rules are changed only after all three informers have synced.
 
+pub mod announce;
 mod endpoints;
 mod health_checks;
 pub mod model;
@@ -103,6 +104,8 @@ pub enum Error {
     Nftables(#[from] net::nft::Error),
     #[error("no interface has the node's address {0}, and no interface has a global address")]
     NoUplink(IpAddr),
+    #[error("no interface has a network with {0}, and there is no default route")]
+    NoLinkFor(IpAddr),
     #[error("cannot listen on {0}: {1}")]
     Listen(SocketAddr, std::io::Error),
     #[error("a worker thread panicked")]

@@ -440,6 +440,7 @@ mod tests {
         "decapod:kube-dns",
         "decapod:kube-proxy",
         "decapod:network-policy",
+        "decapod:service-lb",
         "decapod:apiserver-kubelet-client",
         "decapod:kubelet-bootstrap",
         "decapod:node-autoapprove-bootstrap",

@@ -13,6 +13,7 @@ use client::{Api, Client, ErrorExt, PostParams};
 use ipnet::IpNet;
 use k8s_openapi::api::authentication::v1::SelfSubjectReview;
 use k8s_openapi::api::core::v1::ConfigMap;
+use machinery::address_range::AddressRange;
 use pki::{Certificate, Component, Issued, JoinToken, Kubeconfig};
 use rustls::CertificateError;
 use transport::{ClientOptions, HttpClient, Token};
@@ -352,6 +353,8 @@ pub struct Settings {
     pub service_cidrs: Vec<IpNet>,
     pub cluster_dns: Vec<IpAddr>,
     pub cluster_domain: String,
+    /// Pools whose addresses nodes announce.
+    pub load_balancer_pools: Vec<AddressRange>,
     disabled: Vec<String>,
 }
 
@@ -366,6 +369,7 @@ impl Settings {
             ("service-cidr", list(&flags.service_cidr)),
             ("cluster-dns", list(&flags.cluster_dns)),
             ("cluster-domain", flags.cluster_domain.clone()),
+            ("load-balancer-pool", list(flags.announced_pools())),
             ("disable", list(&flags.disable)),
         ]
         .map(|(key, value)| (key.to_owned(), value))
@@ -387,6 +391,7 @@ impl Settings {
             service_cidrs: list(data, "service-cidr")?,
             cluster_dns: list(data, "cluster-dns")?,
             cluster_domain: data.get("cluster-domain").context("no cluster-domain")?.clone(),
+            load_balancer_pools: list(data, "load-balancer-pool")?,
             disabled: list(data, "disable")?,
         })
     }
@@ -477,12 +482,13 @@ mod tests {
             ("service-cidr", "10.43.0.0/16,fd43::/112"),
             ("cluster-dns", "10.43.0.10"),
             ("cluster-domain", "cluster.local"),
+            ("load-balancer-pool", "10.0.0.240-10.0.0.250,fd00::/112"),
             ("disable", "dns"),
         ];
         let mut data: BTreeMap<String, String> =
             data.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
         let settings = Settings::parse(&data).expect("fit");
-        assert_eq!(settings.service_cidrs.len(), 2);
+        assert_eq!((settings.service_cidrs.len(), settings.load_balancer_pools.len()), (2, 2));
         assert!(!settings.runs("dns") && settings.runs("kube-proxy"));
         data.insert("cluster-dns".into(), "nonsense".into());
         assert!(Settings::parse(&data).is_err());

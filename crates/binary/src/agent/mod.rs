@@ -31,7 +31,7 @@ use transport::HttpClient;
 use transport::tls::{ClientCerts, Identity, ServerTls};
 
 use crate::flags;
-use crate::node::{self, Node, Policies};
+use crate::node::{self, Announcements, Node, Policies};
 use crate::process::{prepare_data_dir, say, termination, wait_for_signal};
 use balancer::Balancer;
 use certificates::{Home, Order};
@@ -141,6 +141,7 @@ async fn start(
         kubelet: of_kubelet,
         routes: settings.runs("pod-routes").then(|| of_proxy.clone()),
         policies: Policies::new(settings.runs("network-policy"), || of_proxy.clone()),
+        announcements: Announcements::new(&settings.load_balancer_pools, || of_proxy.clone()),
         proxy: settings.runs("kube-proxy").then_some(of_proxy),
         dns_kubeconfig,
         dns_renewed: renewed,

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use base::task::Tasks;
-pub use settings::Settings;
+pub use settings::{Settings, wait_for_cloud};
 
 use crate::components::{SHUTDOWN_LIMIT, read};
 use crate::secure_port::Pair;
@@ -98,6 +98,8 @@ pub async fn run(flags: Kubelet, data_dir: &Path) -> anyhow::Result<()> {
         kubelet_dir: flags.root_dir,
         shutdown_grace_period: flags.shutdown_grace_period,
         shutdown_grace_period_critical_pods: flags.shutdown_grace_period_critical_pods,
+        // In the settings.
+        cloud_provider: None,
         runtime: flags.runtime,
         settings: flags.settings,
     };
@@ -117,6 +119,7 @@ pub async fn run(flags: Kubelet, data_dir: &Path) -> anyhow::Result<()> {
         proxy: None,
         routes: None,
         policies: crate::node::Policies::NotOurs,
+        announcements: crate::node::Announcements::NotOurs,
         dns_kubeconfig: None,
         dns_renewed: Arc::default(),
         serving: Some(serving),

@@ -135,16 +135,7 @@ impl Settings {
         config.register = self.register_node.unwrap_or(config.register);
         let id = self.provider_id.clone().filter(|id| !id.is_empty());
         config.provider_id = id.or(config.provider_id.take());
-        match self.cloud_provider.as_deref() {
-            None | Some("") => {}
-            Some("external") => config.taints.push(Taint {
-                key: UNINITIALIZED.into(),
-                value: Some("true".into()),
-                effect: "NoSchedule".into(),
-                ..Taint::default()
-            }),
-            Some(other) => bail!("unknown cloud provider {other:?}: expected external"),
-        }
+        wait_for_cloud(self.cloud_provider.as_deref(), config)?;
         if let Some(period) = self.node_status_update_frequency.filter(|it| !it.is_zero()) {
             config.status_check = period;
         }
@@ -152,6 +143,21 @@ impl Settings {
         config.reserved.append(&mut sum(reserved)?);
         Ok(())
     }
+}
+
+/// Taints the node until a cloud controller manager has described it.
+pub fn wait_for_cloud(provider: Option<&str>, config: &mut kubelet::Config) -> anyhow::Result<()> {
+    match provider {
+        None | Some("") => {}
+        Some("external") => config.taints.push(Taint {
+            key: UNINITIALIZED.into(),
+            value: Some("true".into()),
+            effect: "NoSchedule".into(),
+            ..Taint::default()
+        }),
+        Some(other) => bail!("unknown cloud provider {other:?}: expected external"),
+    }
+    Ok(())
 }
 
 /// The sum of both lists for each resource.

@@ -19,6 +19,8 @@ pub use testkit::wait::LONG;
 /// Limit of one request, so that a test that polls does not hang in one.
 const REQUEST: Duration = Duration::from_secs(20);
 
+/// Addresses of the switch's network for Services of type LoadBalancer.
+const POOL: &str = "192.168.77.200-210";
 /// Read when the server starts: images of one registry are pulled from another.
 const REGISTRIES: &str = "mirrors:\n  registry.test:\n    endpoint:\n    - http://127.0.0.1:5000\n";
 
@@ -44,8 +46,10 @@ impl Story {
         let static_manifests = host.directory().join("manifests");
         std::fs::create_dir(&static_manifests)?;
         let manifests = static_manifests.display().to_string();
+        let named = ["--node-name", "node1", "--node-ip", &address];
         let arguments =
-            ["--node-name", "node1", "--node-ip", &address, "--pod-manifest-path", &manifests];
+            [&named[..], &["--pod-manifest-path", &manifests], &["--load-balancer-pool", POOL]]
+                .concat();
         let binary = std::env::var_os("DECAPOD_BINARY")
             .map_or_else(|| env!("CARGO_BIN_EXE_decapod").into(), PathBuf::from);
         let mut server = Server::new(host, &binary, &arguments)?;

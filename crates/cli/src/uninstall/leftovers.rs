@@ -46,6 +46,12 @@ pub async fn remove_links() -> Result<Vec<String>> {
     Ok(removed)
 }
 
+/// Removes the addresses of load balancers that the node announced; returns them.
+pub async fn remove_announced() -> Result<Vec<IpAddr>> {
+    let links = net::Links::open().context("cannot talk to the kernel's network")?;
+    links.remove_announced().await.context("cannot remove the addresses of load balancers")
+}
+
 /// The first nameserver of each sandbox: the DNS addresses of its pods.
 pub fn nameservers(sandboxes: &Path) -> Vec<IpAddr> {
     let first = |entry: fs::DirEntry| -> Option<IpAddr> {

@@ -143,6 +143,9 @@ impl Place {
             for link in leftovers::remove_links().await? {
                 say(format!("removed the network device {link}"));
             }
+            for address in leftovers::remove_announced().await? {
+                say(format!("removed the load balancer's address {address}"));
+            }
             leftovers::remove_tables()?;
             say(format!("removed the nftables tables {}", leftovers::TABLES.join(", ")));
         }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::context::LoadBalancer;
 use crate::testing::Live;
 
 /// More than an informer keeps decoded.
@@ -132,7 +133,9 @@ async fn decodes() -> BTreeMap<&'static str, BTreeMap<String, u64>> {
     let live = Live::default();
     cluster(&live);
     let tasks = Tasks::new("test");
-    let informers = start(|_| live.client(), &[], Options::default(), &tasks);
+    let load_balancer = Some(LoadBalancer::default());
+    let options = Options { load_balancer, ..Options::default() };
+    let informers = start(|_| live.client(), &[], options, &tasks);
     let counts = || -> BTreeMap<String, u64> {
         let all = informers.decoded().into_iter();
         all.map(|(gvr, count)| (gvr.to_string(), count)).collect()

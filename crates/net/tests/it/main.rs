@@ -7,4 +7,5 @@ mod host_ports;
 mod lab;
 mod links;
 mod monitor;
+mod neighbours;
 mod nft;

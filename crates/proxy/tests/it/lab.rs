@@ -49,7 +49,7 @@ impl Drop for Netns {
 pub struct Lab {
     pub node: Netns,
     pub outside: Netns,
-    _switch: Netns,
+    switch: Netns,
     pub links: Links,
     pub tasks: Tasks,
 }
@@ -83,7 +83,23 @@ impl Lab {
         let out = Links::open_in(&outside.path).await.expect("netlink");
         let via = Via::Gateway("192.168.50.1".parse().expect("an address"));
         out.ensure_route(net("192.0.2.0/24"), &via).await.expect("route");
-        Self { node, outside, _switch: switch, links, tasks: Tasks::new("lab") }
+        Self { node, outside, switch, links, tasks: Tasks::new("lab") }
+    }
+
+    /// A further machine on the wire; its `eth0` has this address.
+    pub async fn machine(&self, port: &str, address: &str) -> Netns {
+        let machine = Netns::new();
+        let wires = Links::open_in(&self.switch.path).await.expect("netlink");
+        plug(&wires, port, &machine.path, address).await;
+        machine
+    }
+
+    /// Connects a machine's port with the wire, or cuts it off.
+    pub async fn set_connected(&self, port: &str, is_connected: bool) {
+        let wires = Links::open_in(&self.switch.path).await.expect("netlink");
+        let bridge = wires.link("wire").await.expect("there").index;
+        let port = wires.link(port).await.expect("made").index;
+        wires.set_controller(port, is_connected.then_some(bridge)).await.expect("a port");
     }
 
     /// A pod whose server on port 8080 answers with the pod's name.

@@ -3,6 +3,7 @@
 
 extern crate decapod_proxy as proxy;
 
+mod announce;
 mod api;
 mod fixtures;
 mod goldens;

@@ -116,6 +116,66 @@ async fn node_ports_and_external_addresses_answer_outside() {
     lab.tasks.stop();
 }
 
+/// A load balancer at this address, without node ports.
+fn balanced(address: &str, extra: Value) -> Service {
+    let mut spec = json!({"type": "LoadBalancer", "allocateLoadBalancerNodePorts": false,
+        "ports": [{"name": "http", "port": 80}]});
+    for (key, value) in extra.as_object().expect("fields") {
+        spec[key] = value.clone();
+    }
+    let mut service = json!(web(spec));
+    service["status"] = json!({"loadBalancer": {"ingress": [{"ip": address, "ipMode": "VIP"}]}});
+    serde_json::from_value(service).expect("a Service")
+}
+
+#[tokio::test]
+async fn a_load_balancer_answers_on_the_nodes_own_address() {
+    if skipped() {
+        return;
+    }
+    let lab = Lab::new().await;
+    let (a, _b) = (lab.pod(2).await, lab.pod(3).await);
+    let mut rules = Rules::new(&lab);
+    let (both, near) = (names(&["10.42.0.2", "10.42.0.3"]), names(&["10.42.0.2"]));
+    let slices = [web_slice(&["10.42.0.2", "10.42.0.3"])];
+    let (ours, theirs) = ("192.168.50.1", "192.168.50.2");
+    let at = format!("{ours}:80");
+    rules.apply(&[balanced(ours, json!({}))], &slices);
+    assert_eq!(answers(&lab.outside.path, &at).await, both);
+    assert_eq!(last_peer(&a), IpAddr::from([10, 42, 0, 1]), "masqueraded on its way to the pod");
+    assert_eq!(answers(&lab.node.path, &at).await, both);
+    assert_eq!(answers(&a.netns.path, &at).await, both);
+    let refused = ask(&lab.outside.path, "192.168.50.1:81").await.expect_err("another port");
+    assert!(refused.contains("refused"), "{refused}");
+
+    // The address of another node leads to the endpoints without the way to that node.
+    rules.apply(&[balanced(theirs, json!({}))], &slices);
+    assert_eq!(answers(&a.netns.path, &format!("{theirs}:80")).await, both);
+    assert_eq!(answers(&lab.node.path, &format!("{theirs}:80")).await, both);
+
+    // Local: the client's address is kept, and only this node's pods answer.
+    let local = json!({"externalTrafficPolicy": "Local"});
+    let far = [web_slice(&["10.42.0.2", "10.42.9.9@there"])];
+    rules.apply(&[balanced(ours, local)], &far);
+    assert_eq!(answers(&lab.outside.path, &at).await, near);
+    assert_eq!(last_peer(&a), IpAddr::from([192, 168, 50, 9]));
+
+    // Source ranges let some clients in and drop others.
+    let from = |range: &str| json!({"loadBalancerSourceRanges": [range]});
+    rules.apply(&[balanced(ours, from("192.168.50.9/32"))], &slices);
+    assert_eq!(answers(&lab.outside.path, &at).await, both);
+    rules.apply(&[balanced(ours, from("192.168.50.128/25"))], &slices);
+    let brief = std::time::Duration::from_millis(500);
+    let dropped = tokio::time::timeout(brief, ask(&lab.outside.path, &at)).await;
+    assert!(dropped.is_err(), "{dropped:?}");
+
+    // Without endpoints it refuses at once.
+    rules.apply(&[balanced(ours, json!({}))], &[web_slice(&["!10.42.0.2"])]);
+    let refused = ask(&lab.outside.path, &at).await.expect_err("nobody is there");
+    assert!(refused.contains("refused"), "{refused}");
+    lab.tasks.stop();
+}
+
 #[tokio::test]
 async fn services_without_endpoints_refuse_at_once() {
     if skipped() {

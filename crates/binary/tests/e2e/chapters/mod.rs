@@ -1,6 +1,7 @@
 //! The chapters, in order.
 
 mod apply;
+mod balancers;
 mod block;
 mod cis;
 mod clients;
@@ -109,6 +110,8 @@ pub const CHAPTERS: &[Chapter] = &[
     chapter("nodes: pods spread over both", nodes::spread),
     chapter("nodes: pods and Services reach across", nodes::traffic),
     chapter("nodes: logs, exec and port-forward reach across", nodes::streams),
+    chapter("balancers: Services on the nodes' addresses", balancers::on_nodes),
+    chapter("balancers: another node takes over an address of a pool", balancers::of_a_pool),
     chapter("nodes: a new authority interrupts no client", nodes::new_authority),
     chapter("nodes: a node works without a server", nodes::without_a_server),
     chapter("nodes: a node that is cut off loses its pods, and returns", nodes::cut_off),
