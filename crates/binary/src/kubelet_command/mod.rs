@@ -98,6 +98,9 @@ pub async fn run(flags: Kubelet, data_dir: &Path) -> anyhow::Result<()> {
         kubelet_dir: flags.root_dir,
         shutdown_grace_period: flags.shutdown_grace_period,
         shutdown_grace_period_critical_pods: flags.shutdown_grace_period_critical_pods,
+        // In the kubelet's own settings.
+        resolv_conf: None,
+        dns_metrics_address: vec![],
         runtime: flags.runtime,
         settings: flags.settings,
     };
