@@ -26,7 +26,7 @@ use crate::metrics::Metrics;
 use crate::resolve::{Quick, Resolved, Resolver, Source};
 use crate::rewrite;
 use crate::settings::{Block, Plan};
-use crate::wire::{self, AUTHORITATIVE, Asked, INTERNET, Query, code, kind};
+use crate::wire::{self, AUTHORITATIVE, Asked, INTERNET, Query, Wire, code, kind};
 use crate::zone::{Answer, Records, Zone, reverse_address};
 
 /// How many aliases within the zone are followed.
@@ -68,10 +68,17 @@ pub struct Answers {
     metrics: Arc<Metrics>,
 }
 
+/// The name that is looked up, as bytes and as text, and whose records they become, if that is known already.
+struct At {
+    name: Wire,
+    text: String,
+    owner: Option<Name>,
+}
+
 /// What this server itself says about a name.
 enum Local {
     Says(Answer, &'static str),
-    Refuses(u16),
+    Refuses(u16, &'static str),
     Nothing,
 }
 
@@ -101,7 +108,8 @@ impl Answers {
     /// The block that has the name, and the answer or the work for it. Never waits.
     pub fn step(&self, query: &Query) -> (Arc<Block>, Step) {
         let asked = query.asked();
-        let block = self.plan.load().block(&asked.name).clone();
+        let plan = self.plan.load();
+        let block = plan.block(&asked.name).clone();
         let refused = match query.edns {
             Some(edns) if edns.version > 0 => Some(code::BAD_VERS),
             _ if query.class != INTERNET => Some(code::REFUSED),
@@ -110,71 +118,57 @@ impl Answers {
         };
         let step = match refused {
             Some(code) => bare(query, code, ""),
-            None => self.decide(query, asked, &block),
+            None => self.decide(query, asked, &plan, &block),
         };
         (block, step)
     }
 
-    fn decide(&self, query: &Query, asked: Asked, block: &Block) -> Step {
-        let mut text = wire::text(&asked.name);
-        let mut name = asked.name.clone();
-        if let Some(other) = rewrite::apply(&block.rewrites, &text) {
-            let Some(wire) = wire::from_text(&other) else {
+    fn decide(&self, query: &Query, asked: Asked, plan: &Plan, block: &Arc<Block>) -> Step {
+        let text = wire::text(&asked.name);
+        let mut at = At { name: asked.name.clone(), text, owner: None };
+        if let Some(text) = rewrite::apply(&block.rewrites, &at.text) {
+            let Some(name) = wire::from_text(&text) else {
                 return bare(query, code::SERV_FAIL, "rewrite");
             };
-            (name, text) = (wire, other);
+            (at.name, at.text) = (name, text);
         }
-        let is_rewritten = name != asked.name;
-        let mut owner: Option<Name> = None;
+        let is_rewritten = at.name != asked.name;
+        let mut block = block.clone();
         let mut aliases: Vec<Record> = vec![];
         for _ in 0..=ALIASES {
-            if self.concerns(block, &name, &text) {
-                let Some(named) = owner.take().or_else(|| decoded(&query.name)) else {
-                    return bare(query, code::FORM_ERR, "");
-                };
-                let local = self.local(block, &named, &name, &text, query.kind);
-                owner = Some(named);
-                match local {
-                    Local::Says(Answer::Alias(record, target), plugin) => {
-                        aliases.push(*record);
-                        if query.kind == kind::CNAME {
-                            let none = Records::default();
-                            return self.found(query, aliases, none, plugin);
-                        }
-                        text = target.to_ascii().to_lowercase();
-                        text.truncate(text.trim_end_matches('.').len());
-                        let Some(wire) = wire::from_text(&text) else {
-                            return bare(query, code::SERV_FAIL, plugin);
-                        };
-                        (name, owner) = (wire, Some(target));
-                        continue;
-                    }
-                    Local::Says(Answer::Found(records), plugin) => {
-                        return self.found(query, aliases, records, plugin);
-                    }
-                    Local::Says(Answer::NoSuchName, plugin) => {
-                        return self.denied(query, aliases, plugin);
-                    }
-                    Local::Says(Answer::NotReady, plugin) => {
-                        return bare(query, code::SERV_FAIL, plugin);
-                    }
-                    Local::Refuses(code) => return bare(query, code, "hosts"),
-                    Local::Says(Answer::Elsewhere, _) | Local::Nothing => {}
+            let (record, target, plugin) = match self.local(query, &block, &mut at) {
+                Local::Says(Answer::Alias(record, target), plugin) => (record, target, plugin),
+                Local::Says(answer, plugin) => return self.said(query, aliases, answer, plugin),
+                Local::Nothing if !is_rewritten && aliases.is_empty() => {
+                    return self.elsewhere(
+                        query,
+                        Asked { name: at.name, ..asked },
+                        &block,
+                        Frame::Plain,
+                    );
                 }
-            }
-            let frame = match (is_rewritten, aliases.is_empty()) {
-                (false, true) => Frame::Plain,
-                _ => {
-                    let looked_up = decoded(&name);
-                    let (Some(looked_up), Some(owner)) =
-                        (looked_up, owner.or_else(|| decoded(&query.name)))
-                    else {
+                Local::Nothing => {
+                    let owner = at.owner.or_else(|| decoded(&query.name));
+                    let (Some(looked_up), Some(owner)) = (decoded(&at.name), owner) else {
                         return bare(query, code::FORM_ERR, "");
                     };
-                    Frame::Around { aliases, looked_up, owner }
+                    let frame = Frame::Around { aliases, looked_up, owner };
+                    return self.elsewhere(query, Asked { name: at.name, ..asked }, &block, frame);
                 }
+                Local::Refuses(code, plugin) => return bare(query, code, plugin),
             };
-            return self.elsewhere(query, Asked { name, ..asked }, block, frame);
+            aliases.push(*record);
+            if query.kind == kind::CNAME {
+                return self.said(query, aliases, Answer::Found(Records::default()), plugin);
+            }
+            let mut text = target.to_ascii().to_lowercase();
+            text.truncate(text.trim_end_matches('.').len());
+            let Some(name) = wire::from_text(&text) else {
+                return bare(query, code::SERV_FAIL, plugin);
+            };
+            // The target may have a zone of its own.
+            block = plan.block(&name).clone();
+            at = At { name, text, owner: Some(target) };
         }
         bare(query, code::SERV_FAIL, "kubernetes")
     }
@@ -185,18 +179,30 @@ impl Answers {
             || (block.is_rest && self.zone.concerns(text))
     }
 
-    fn local(&self, block: &Block, owner: &Name, name: &[u8], text: &str, kind: u16) -> Local {
-        for hosts in &block.hosts {
-            match in_hosts(hosts, owner, name, text, kind) {
-                Local::Nothing => {}
-                local => return local,
-            }
-        }
-        if !block.is_rest {
+    /// Lists of hosts, then the cluster's zone.
+    fn local(&self, query: &Query, block: &Block, at: &mut At) -> Local {
+        if !self.concerns(block, &at.name, &at.text) {
             return Local::Nothing;
         }
-        let answer = self.zone.answer(owner, text, kind.into(), &*self.directory);
-        Local::Says(answer, "kubernetes")
+        let Some(owner) = at.owner.take().or_else(|| decoded(&query.name)) else {
+            return Local::Refuses(code::FORM_ERR, "");
+        };
+        let mut found = Local::Nothing;
+        for hosts in &block.hosts {
+            found = in_hosts(hosts, &owner, &at.name, &at.text, query.kind);
+            if !matches!(found, Local::Nothing) {
+                break;
+            }
+        }
+        if matches!(found, Local::Nothing) && block.is_rest {
+            let kind = query.kind.into();
+            let answer = self.zone.answer(&owner, &at.text, kind, &*self.directory);
+            if answer != Answer::Elsewhere {
+                found = Local::Says(answer, "kubernetes");
+            }
+        }
+        at.owner = Some(owner);
+        found
     }
 
     fn elsewhere(&self, query: &Query, asked: Asked, block: &Block, frame: Frame) -> Step {
@@ -222,29 +228,28 @@ impl Answers {
         framed(query, frame, resolved, "forward")
     }
 
-    fn found(
+    fn said(
         &self,
         query: &Query,
         aliases: Vec<Record>,
-        records: Records,
+        answer: Answer,
         plugin: &'static str,
     ) -> Step {
+        let (records, code) = match answer {
+            Answer::Found(records) => (records, code::NO_ERROR),
+            Answer::NoSuchName => (Records::default(), code::NX_DOMAIN),
+            _ => return bare(query, code::SERV_FAIL, plugin),
+        };
         let Some(mut reply) = reply_to(query) else { return bare(query, code::FORM_ERR, "") };
-        let empty = aliases.is_empty() && records.answers.is_empty();
+        let is_empty = aliases.is_empty() && records.answers.is_empty();
         reply.answers = aliases;
         reply.answers.extend(records.answers);
         reply.additionals = records.additionals;
-        if empty && plugin == "kubernetes" {
+        // A list of hosts has no SOA.
+        if plugin == "kubernetes" && (is_empty || code == code::NX_DOMAIN) {
             reply.add_authority(self.zone.soa());
         }
-        Step::Reply(encoded(query, &reply, code::NO_ERROR, plugin))
-    }
-
-    fn denied(&self, query: &Query, aliases: Vec<Record>, plugin: &'static str) -> Step {
-        let Some(mut reply) = reply_to(query) else { return bare(query, code::FORM_ERR, "") };
-        reply.answers = aliases;
-        reply.add_authority(self.zone.soa());
-        Step::Reply(encoded(query, &reply, code::NX_DOMAIN, plugin))
+        Step::Reply(encoded(query, &reply, code, plugin))
     }
 }
 
@@ -273,7 +278,7 @@ fn in_hosts(hosts: &Hosts, owner: &Name, name: &[u8], text: &str, kind: u16) -> 
         }
         None if hosts.falls_through(name) => Local::Nothing,
         // Upstream: a list has no SOA, which a denial needs.
-        None => Local::Refuses(code::SERV_FAIL),
+        None => Local::Refuses(code::SERV_FAIL, "hosts"),
     }
 }
 

@@ -510,6 +510,7 @@ pub(crate) mod tests {
                     "in",
                     json!({"type": "ExternalName", "externalName": "web.ns.svc.cluster.local"}),
                 ),
+                service("stub", json!({"type": "ExternalName", "externalName": "db.corp.example"})),
                 service("wrong", json!({"type": "ExternalName", "externalName": "10.0.0.1"})),
                 service("portless", json!({"clusterIP": "None", "publishNotReadyAddresses": true})),
             ],

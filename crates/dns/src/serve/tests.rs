@@ -251,7 +251,7 @@ async fn what_is_not_served_is_refused() {
     new.set_edns(edns);
     let answer = send_udp(server.at, &new).await;
     assert_eq!(answer.edns.as_ref().map(Edns::version), Some(0));
-    assert_eq!(answer.metadata.response_code, ResponseCode::BADVERS);
+    assert_eq!(u16::from(answer.metadata.response_code), code::BAD_VERS);
     let mut chaos = query("version.bind.", RecordType::TXT);
     chaos.queries[0].set_query_class(DNSClass::CH);
     let transfer = query("cluster.local.", RecordType::AXFR);
@@ -392,6 +392,7 @@ async fn settings_give_zones_hosts_and_other_names() {
         assert_eq!(owner, text, "clients look for the name that they asked");
     };
     check("www.corp.example.", RecordType::A, &["192.0.2.2"]).await;
+    check("stub.ns.svc.cluster.local.", RecordType::A, &["192.0.2.2", "db.corp.example."]).await;
     check("www.example.", RecordType::A, &["192.0.2.1"]).await;
     check("node-1.", RecordType::A, &["192.0.2.9"]).await;
     check("9.2.0.192.in-addr.arpa.", RecordType::PTR, &["node-1."]).await;
@@ -422,6 +423,10 @@ async fn slow_servers_do_not_delay_the_clusters_names() {
     for index in 0..3000 {
         let bytes = query(&format!("n{index}.slow.example."), RecordType::A).to_vec();
         flood.send_to(&bytes.expect("bytes"), server.at).await.expect("sent");
+        // One thread runs all: the server reads what its socket has room for.
+        if index % 20 == 0 {
+            tokio::task::yield_now().await;
+        }
     }
     let began = Instant::now();
     let answer = ask_udp(server.at, "web.ns.svc.cluster.local.", RecordType::A).await;
