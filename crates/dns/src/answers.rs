@@ -56,8 +56,8 @@ pub struct Work {
 enum Frame {
     /// The whole answer.
     Plain,
-    /// The records after the aliases, as if the name looked up were the owner's.
-    Around { aliases: Vec<Record>, looked_up: Name, owner: Name },
+    /// The records after the aliases. Those of the first name, which was looked up, get the second one.
+    Around { aliases: Vec<Record>, names: Box<[Name; 2]> },
 }
 
 pub struct Answers {
@@ -152,7 +152,8 @@ impl Answers {
                     let (Some(looked_up), Some(owner)) = (decoded(&at.name), owner) else {
                         return bare(query, code::FORM_ERR, "");
                     };
-                    let frame = Frame::Around { aliases, looked_up, owner };
+                    let names = Box::new([looked_up, owner]);
+                    let frame = Frame::Around { aliases, names };
                     return self.elsewhere(query, Asked { name: at.name, ..asked }, &block, frame);
                 }
                 Local::Refuses(code, plugin) => return bare(query, code, plugin),
@@ -294,8 +295,8 @@ fn framed(query: &Query, frame: Frame, resolved: Option<Resolved>, plugin: &'sta
         (Frame::Plain, None) => {
             Reply { bytes: query.reply(code::SERV_FAIL), code: code::SERV_FAIL, plugin }
         }
-        (Frame::Around { aliases, looked_up, owner }, resolved) => {
-            around(query, aliases, (&looked_up, &owner), resolved, plugin)
+        (Frame::Around { aliases, names }, resolved) => {
+            around(query, aliases, &names, resolved, plugin)
         }
     }
 }
@@ -304,7 +305,7 @@ fn framed(query: &Query, frame: Frame, resolved: Option<Resolved>, plugin: &'sta
 fn around(
     query: &Query,
     aliases: Vec<Record>,
-    (looked_up, owner): (&Name, &Name),
+    [looked_up, owner]: &[Name; 2],
     resolved: Option<Resolved>,
     plugin: &'static str,
 ) -> Reply {

@@ -31,8 +31,8 @@ use client::{Client, Informer, Informers, View, Whole};
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use net::{Links, nft};
 use net::watch::Watch;
+use net::{Links, nft};
 use tokio::sync::Notify;
 
 use crate::health_checks::{HealthChecks, wanted};
