@@ -89,6 +89,13 @@ const FILES: &[File] = &[
         fields: &[
             ("clientConnection.kubeconfig", "kubeconfig"),
             ("clusterCIDR", "cluster-cidr"),
+            ("conntrack.maxPerCore", "conntrack-max-per-core"),
+            ("conntrack.min", "conntrack-min"),
+            ("conntrack.tcpBeLiberal", "conntrack-tcp-be-liberal"),
+            ("conntrack.tcpCloseWaitTimeout", "conntrack-tcp-timeout-close-wait"),
+            ("conntrack.tcpEstablishedTimeout", "conntrack-tcp-timeout-established"),
+            ("conntrack.udpStreamTimeout", "conntrack-udp-timeout-stream"),
+            ("conntrack.udpTimeout", "conntrack-udp-timeout"),
             ("featureGates", FEATURE_GATES),
             ("healthzBindAddress", "healthz-bind-address"),
             ("hostnameOverride", "hostname-override"),

@@ -187,8 +187,12 @@ pub fn scheduler_config(
 
 #[derive(clap::Args, Clone, Debug)]
 pub struct Proxy {
-    #[arg(long)]
-    kubeconfig: PathBuf,
+    #[arg(long, required_unless_present = "cleanup")]
+    kubeconfig: Option<PathBuf>,
+    /// Remove the rules of earlier processes, and end
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
+        default_value_t = false, action = clap::ArgAction::Set)]
+    cleanup: bool,
     /// Address of the API server; it overrides the kubeconfig's
     #[arg(long, value_name = "URL")]
     master: Option<String>,
@@ -210,6 +214,8 @@ pub struct Proxy {
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
         default_value_t = false, action = clap::ArgAction::Set)]
     masquerade_all: bool,
+    #[command(flatten)]
+    tracking: Tracking,
     /// KubeProxyConfiguration; flags win
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -217,7 +223,52 @@ pub struct Proxy {
     pub feature_gates: crate::flags::FeatureGates,
 }
 
+/// The kernel's connection tracking, with upstream's flags. They raise the limit and never lower it.
+#[derive(clap::Args, Clone, Debug)]
+struct Tracking {
+    /// Connections to track for each core; 0 leaves the limit as it is
+    #[arg(long, default_value_t = 32_768, value_name = "NUMBER")]
+    conntrack_max_per_core: u32,
+    /// The least limit, whatever the number of cores
+    #[arg(long, default_value_t = 131_072, value_name = "NUMBER")]
+    conntrack_min: u32,
+    /// Idle timeout of established TCP connections; 0 leaves it as it is
+    #[arg(long, default_value = "24h", value_parser = base::duration::parse, value_name = "DURATION")]
+    conntrack_tcp_timeout_established: Duration,
+    /// Timeout of TCP connections that one side has closed; 0 leaves it as it is
+    #[arg(long, default_value = "1h", value_parser = base::duration::parse, value_name = "DURATION")]
+    conntrack_tcp_timeout_close_wait: Duration,
+    /// Track TCP packets outside of the window, too
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
+        default_value_t = false, action = clap::ArgAction::Set)]
+    conntrack_tcp_be_liberal: bool,
+    /// Idle timeout of UDP without an answer; 0 leaves it as it is
+    #[arg(long, default_value = "0s", value_parser = base::duration::parse, value_name = "DURATION")]
+    conntrack_udp_timeout: Duration,
+    /// Idle timeout of UDP with answers; 0 leaves it as it is
+    #[arg(long, default_value = "0s", value_parser = base::duration::parse, value_name = "DURATION")]
+    conntrack_udp_timeout_stream: Duration,
+}
+
+impl Tracking {
+    fn settings(&self) -> net::sysctl::Tracking {
+        net::sysctl::Tracking {
+            max_per_core: self.conntrack_max_per_core as usize,
+            min: self.conntrack_min as usize,
+            tcp_established: self.conntrack_tcp_timeout_established,
+            tcp_close_wait: self.conntrack_tcp_timeout_close_wait,
+            tcp_be_liberal: self.conntrack_tcp_be_liberal,
+            udp: self.conntrack_udp_timeout,
+            udp_stream: self.conntrack_udp_timeout_stream,
+        }
+    }
+}
+
 pub async fn proxy(flags: Proxy) -> anyhow::Result<()> {
+    if flags.cleanup {
+        return proxy::remove().context("cannot remove the proxy's rules");
+    }
+    let kubeconfig = flags.kubeconfig.context("--kubeconfig is missing")?;
     match flags.proxy_mode.as_str() {
         "nftables" => {}
         "iptables" | "ipvs" => tracing::warn!(
@@ -234,10 +285,11 @@ pub async fn proxy(flags: Proxy) -> anyhow::Result<()> {
         healthz_bind: Some(flags.healthz_bind_address),
         metrics_bind: Some(flags.metrics_bind_address),
         masquerade_all: flags.masquerade_all,
+        tracking: flags.tracking.settings(),
         nodeport_addresses: nodeport_addresses(&flags.nodeport_addresses)?,
         ..proxy::Config::default()
     };
-    let client = client_of(&flags.kubeconfig, flags.master.as_deref(), "kube-proxy")?;
+    let client = client_of(&kubeconfig, flags.master.as_deref(), "kube-proxy")?;
     until_signal("kube-proxy", async move |tasks: &Tasks| {
         Ok(proxy::run(client, config, tasks.stop_signal()).await?)
     })

@@ -28,6 +28,10 @@ pub struct Service {
     pub kubeconfig: PathBuf,
     pub addresses: Vec<IpAddr>,
     pub domain: String,
+    /// Servers for names outside of the cluster; `None`: the usual file.
+    pub resolv_conf: Option<PathBuf>,
+    /// Of /metrics, /ready and /health; empty: the addresses of the DNS with the usual port.
+    pub metrics: Vec<SocketAddr>,
     /// Notified when the kubeconfig changes.
     pub renewed: Arc<Notify>,
 }
@@ -47,6 +51,12 @@ pub struct Dns {
     address: Vec<IpAddr>,
     #[arg(long, default_value = "cluster.local")]
     domain: String,
+    /// File with the servers for names outside of the cluster
+    #[arg(long, default_value = "/etc/resolv.conf", value_name = "FILE")]
+    resolv_conf: PathBuf,
+    /// Addresses of /metrics, /ready and /health
+    #[arg(long, value_delimiter = ',', value_name = "ADDRESS:PORT")]
+    metrics_bind_address: Vec<SocketAddr>,
     /// Changes with the kubeconfig, so that a server can see whether this process has the current one
     #[arg(long, hide = true, default_value = "")]
     settings: String,
@@ -54,7 +64,11 @@ pub struct Dns {
 
 pub async fn run(flags: Dns) -> anyhow::Result<()> {
     let client = crate::kubeconfig::client(&flags.kubeconfig, "decapod-dns")?;
-    let config = dns::Config::new(sockets(&flags.address), &flags.domain);
+    let config = dns::Config {
+        status: flags.metrics_bind_address,
+        resolv_conf: flags.resolv_conf,
+        ..dns::Config::new(sockets(&flags.address), &flags.domain)
+    };
     let tasks = Tasks::new("dns");
     let stop = tasks.stop_signal();
     crate::process::give_back_what_the_start_needed(&tasks);
@@ -144,13 +158,28 @@ fn arguments(service: &Service) -> anyhow::Result<Vec<String>> {
     let mut hasher = DefaultHasher::new();
     kubeconfig.hash(&mut hasher);
     let addresses: Vec<String> = service.addresses.iter().map(IpAddr::to_string).collect();
-    Ok(vec![
+    let metrics: Vec<String> = metrics(service).iter().map(SocketAddr::to_string).collect();
+    let mut arguments = vec![
         "dns".into(),
         format!("--kubeconfig={}", service.kubeconfig.display()),
         format!("--address={}", addresses.join(",")),
         format!("--domain={}", service.domain),
-        format!("--settings={:016x}", hasher.finish()),
-    ])
+        format!("--metrics-bind-address={}", metrics.join(",")),
+    ];
+    let file = service.resolv_conf.as_ref();
+    arguments.extend(file.map(|file| format!("--resolv-conf={}", file.display())));
+    arguments.push(format!("--settings={:016x}", hasher.finish()));
+    Ok(arguments)
+}
+
+/// By default an address of the cluster's alone: several clusters on one machine do not collide, and no
+/// other network sees it.
+fn metrics(service: &Service) -> Vec<SocketAddr> {
+    if !service.metrics.is_empty() {
+        return service.metrics.clone();
+    }
+    let own = service.addresses.iter();
+    own.map(|address| SocketAddr::new(*address, dns::METRICS_PORT)).collect()
 }
 
 fn read_pid(path: &Path) -> Option<i32> {

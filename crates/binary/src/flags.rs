@@ -1,6 +1,6 @@
 //! The command line of `decapod server` and `decapod agent`, close to k3s'.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -330,6 +330,13 @@ pub struct Node {
     /// tainted
     #[arg(long, value_name = "NAME", value_parser = ["", "external"])]
     pub cloud_provider: Option<String>,
+    /// The node's resolv.conf: servers for names outside of the cluster, and for pods that do not use the
+    /// cluster's DNS [default: /etc/resolv.conf]
+    #[arg(long, value_name = "FILE")]
+    pub resolv_conf: Option<PathBuf>,
+    /// Where the cluster's DNS serves /metrics, /ready and /health [default: its own address, port 9153]
+    #[arg(long, value_delimiter = ',', value_name = "ADDRESS:PORT")]
+    pub dns_metrics_address: Vec<SocketAddr>,
     #[command(flatten)]
     pub runtime: ContainerRuntime,
     /// Of the kubelet's command line.

@@ -124,6 +124,8 @@ pub async fn start(node: Node, flags: &flags::Node, tasks: &Tasks) -> anyhow::Re
                 kubeconfig: kubeconfig.clone(),
                 addresses: node.cluster_dns.clone(),
                 domain: node.cluster_domain.clone(),
+                resolv_conf: flags.resolv_conf.clone(),
+                metrics: flags.dns_metrics_address.clone(),
                 renewed: node.dns_renewed.clone(),
             },
             tasks,
@@ -295,6 +297,9 @@ fn start_kubelet(
     if node.free_ports {
         config.bind_address.set_port(0);
         config.healthz_address = None;
+    }
+    if let Some(file) = &flags.resolv_conf {
+        config.resolv_conf.clone_from(file);
     }
     flags.settings.apply(&mut config)?;
     crate::kubelet_command::wait_for_cloud(flags.cloud_provider.as_deref(), &mut config)?;

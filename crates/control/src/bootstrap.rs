@@ -247,9 +247,9 @@ fn kubernetes_service(cluster: &Cluster) -> Service {
 /// for Services of another proxy makes all of them leave it alone.
 fn dns_service(cluster: &Cluster) -> Option<Service> {
     let first = cluster.cluster_dns.first()?;
-    let port = |name: &str, protocol: &str| ServicePort {
+    let port = |name: &str, protocol: &str, port: i32| ServicePort {
         name: Some(name.into()),
-        port: 53,
+        port,
         protocol: Some(protocol.into()),
         ..ServicePort::default()
     };
@@ -265,7 +265,11 @@ fn dns_service(cluster: &Cluster) -> Option<Service> {
         },
         spec: Some(ServiceSpec {
             cluster_ip: Some(first.to_string()),
-            ports: Some(vec![port("dns", "UDP"), port("dns-tcp", "TCP")]),
+            ports: Some(vec![
+                port("dns", "UDP", 53),
+                port("dns-tcp", "TCP", 53),
+                port("metrics", "TCP", 9153),
+            ]),
             ..ServiceSpec::default()
         }),
         status: None,

@@ -1,19 +1,33 @@
 //! Cluster DNS: answers for Services and pods from informer caches, forwards everything else.
 //!
 //! ```text
-//! UDP, TCP ─► serve ─┬─ in the cluster's zone ─► zone (pure) ◄─ directory ◄─ informers
-//!                    └─ any other name ────────► forward ─► the node's resolvers
+//! UDP, TCP ─► serve ─► settings (which block?) ─┬─ hosts, the cluster's zone ◄─ directory ◄─ informers
+//!                         ▲                     └─ resolve: cache ─► forward ─► other servers
+//!                      custom ◄─ ConfigMap coredns-custom, resolv.conf
 //! ```
 //!
-//! In: DNS queries; Services and EndpointSlices. Out: answers of the Kubernetes DNS specification
-//! (1.1.0), TTL 5 s.
+//! In: DNS queries; Services, EndpointSlices, Namespaces, one ConfigMap. Out: answers of the Kubernetes DNS
+//! specification (1.1.0), TTL 5 s; answers of other servers, cached.
 //! Invariants: names of the zone never leave the node. While the API is down, the last known state answers.
 //! Before the first list the zone answers SERVFAIL, so that resolvers ask again, and never NXDOMAIN, which
-//! they would cache. Upstream: CoreDNS with its `kubernetes` plugin, pods `insecure`.
+//! they would cache. Slow servers never delay names of the zone: the task of a socket waits for nothing.
+//! Upstream: CoreDNS with its `kubernetes` plugin, pods `insecure`, `cache 30`, as k3s configures it.
 
+mod answers;
+mod cache;
+mod corefile;
+mod custom;
 mod directory;
 mod forward;
+mod hosts;
+mod limits;
+mod metrics;
+mod resolve;
+mod rewrite;
 mod serve;
+mod settings;
+mod status;
+mod wire;
 mod zone;
 
 use std::io;
@@ -27,24 +41,35 @@ use client::{Client, Informers};
 
 pub use serve::Bound;
 
+/// CoreDNS' port for metrics.
+pub const METRICS_PORT: u16 = 9153;
+/// Answers a second for one client. A fifth of what one core gives.
+const PER_CLIENT: u32 = 20_000;
+
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Every address is served by UDP and TCP. It need not exist yet. Port 0 selects a free port.
     pub bind: Vec<SocketAddr>,
+    /// Addresses of `/metrics`, `/ready` and `/health`. One that is taken is a log line, and DNS works.
+    pub status: Vec<SocketAddr>,
     /// `cluster.local`
     pub domain: String,
-    /// The resolvers for other names, in order; `None` reads `resolv_conf`.
+    /// The resolvers for other names, in order; `None` reads `resolv_conf` and follows its changes.
     pub upstreams: Option<Vec<SocketAddr>>,
     pub resolv_conf: PathBuf,
+    /// Answers a second for one client's address; more are dropped.
+    pub per_client: u32,
 }
 
 impl Config {
     pub fn new(bind: Vec<SocketAddr>, domain: &str) -> Self {
         Self {
             bind,
+            status: vec![],
             domain: domain.trim_matches('.').to_lowercase(),
             upstreams: None,
             resolv_conf: "/etc/resolv.conf".into(),
+            per_client: PER_CLIENT,
         }
     }
 }
@@ -66,9 +91,10 @@ pub async fn run(client: Client, config: Config, stop: Stop) -> Result<(), Error
 /// Like [`run`], with sockets that are bound already: a test asks [`Bound`] for its addresses.
 pub async fn run_bound(client: Client, bound: Bound, stop: Stop) -> Result<(), Error> {
     let tasks = Tasks::new("dns");
-    let informers = Informers::new(client, tasks.clone());
+    let informers = Informers::new(client.clone(), tasks.clone());
     let directory = Arc::new(directory::Cluster::new(&informers));
-    bound.serve(directory, &tasks);
+    let follower = bound.serve(directory, &tasks);
+    follower.start(client, &informers, &tasks);
     stop.wait().await;
     tasks.shutdown(Duration::from_secs(1)).await;
     Ok(())

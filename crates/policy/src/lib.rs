@@ -258,11 +258,12 @@ fn dns_key() -> ObjectKey {
 
 /// The cluster's DNS as upstream's policies know it: a pod with its usual label and port names.
 fn dns(addresses: &[IpAddr]) -> Option<PodFacts> {
-    let ports = [("dns", Proto::Udp), ("dns-tcp", Proto::Tcp)];
+    let ports =
+        [("dns", Proto::Udp, 53), ("dns-tcp", Proto::Tcp, 53), ("metrics", Proto::Tcp, 9153)];
     (!addresses.is_empty()).then(|| PodFacts {
         labels: [("k8s-app", "kube-dns")].into_iter().collect(),
         addresses: addresses.to_vec(),
-        ports: ports.map(|(name, proto)| (name.to_owned(), proto, 53)).into(),
+        ports: ports.map(|(name, proto, port)| (name.to_owned(), proto, port)).into(),
         ..PodFacts::default()
     })
 }

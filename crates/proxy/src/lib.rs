@@ -32,8 +32,8 @@ use client::{Client, Informer, Informers, View, Whole};
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use net::Links;
 use net::watch::Watch;
+use net::{Links, nft};
 use tokio::sync::Notify;
 
 use crate::health_checks::{HealthChecks, wanted};
@@ -63,6 +63,8 @@ pub struct Config {
     pub service_cidrs: Vec<IpNet>,
     pub nodeport_addresses: NodePortAddresses,
     pub masquerade_all: bool,
+    /// The kernel's connection tracking.
+    pub tracking: net::sysctl::Tracking,
     /// The address of `/healthz` and `/livez`; none: not served.
     pub healthz_bind: Option<SocketAddr>,
     /// The address of `/metrics` and `/proxyMode`; none: not served.
@@ -89,6 +91,7 @@ impl Default for Config {
             service_cidrs: Vec::new(),
             nodeport_addresses: NodePortAddresses::default(),
             masquerade_all: false,
+            tracking: net::sysctl::Tracking::default(),
             healthz_bind: Some(SocketAddr::from(([0, 0, 0, 0], 10256))),
             metrics_bind: Some(SocketAddr::from(([127, 0, 0, 1], 10249))),
             netns: None,
@@ -110,6 +113,17 @@ pub enum Error {
     Listen(SocketAddr, std::io::Error),
     #[error("a worker thread panicked")]
     Worker,
+}
+
+/// Removes the rules of earlier processes; `--cleanup`. Also succeeds if there are none.
+pub fn remove() -> Result<(), Error> {
+    let mut ours = nft::Ruleset::default();
+    for family in [nft::Family::Ip, nft::Family::Ip6] {
+        for table in [model::TABLE, model::POD_TABLE] {
+            ours.table(family, table);
+        }
+    }
+    Ok(nft::Nft::open()?.apply(&nft::diff(&ours, &nft::Ruleset::default()))?)
 }
 
 /// Runs until `stop`. The rules stay.
@@ -150,7 +164,7 @@ async fn run_with(client: Client, config: Config, tasks: &Tasks, stop: &Stop) ->
             "kernel modules for Services are missing; load them with modprobe"
         );
     }
-    net::sysctl::prepare_tracking(config.netns.as_deref()).await?;
+    net::sysctl::prepare_tracking(config.netns.as_deref(), config.tracking.clone()).await?;
     let engine = Engine { config, sources, links, status };
     tokio::select! {
         () = stop.wait() => Ok(()),

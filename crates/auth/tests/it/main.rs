@@ -178,6 +178,24 @@ async fn the_bootstrap_policy_lets_components_work() {
         check(user, "list", "secrets", false).await;
         check(user, "list", "nodes", user.name == proxy.name).await;
     }
+    // The DNS reads its own settings, and no other ConfigMap.
+    for user in [&dns, &dns_there] {
+        for (verb, name, namespace, expected) in [
+            ("watch", "coredns-custom", "kube-system", true),
+            ("list", "coredns-custom", "kube-system", true),
+            ("list", "", "kube-system", false),
+            ("get", "extension-apiserver-authentication", "kube-system", false),
+            ("get", "coredns-custom", "default", false),
+            ("update", "coredns-custom", "kube-system", false),
+        ] {
+            let attributes = question(user, verb, "configmaps", namespace, name);
+            assert_eq!(may(&rbac, &attributes).await, expected, "{verb} {namespace}/{name}");
+        }
+        check(user, "list", "namespaces", true).await;
+        check(user, "create", "events", false).await;
+        let event = question(user, "create", "events", "kube-system", "");
+        assert!(may(&rbac, &event).await);
+    }
     let to_kubelets = UserInfo::new("kube-apiserver-kubelet-client", &["system:authenticated"]);
     check(&to_kubelets, "create", "nodes/proxy", true).await;
     check(&to_kubelets, "get", "nodes/log", true).await;

@@ -100,6 +100,9 @@ pub async fn run(flags: Kubelet, data_dir: &Path) -> anyhow::Result<()> {
         shutdown_grace_period_critical_pods: flags.shutdown_grace_period_critical_pods,
         // In the settings.
         cloud_provider: None,
+        // In the kubelet's own settings.
+        resolv_conf: None,
+        dns_metrics_address: vec![],
         runtime: flags.runtime,
         settings: flags.settings,
     };

@@ -19,6 +19,7 @@ mod hostile;
 mod keeping;
 mod killing;
 mod leaders;
+mod names;
 mod nodes;
 mod operator;
 mod policies;
@@ -55,6 +56,8 @@ pub const CHAPTERS: &[Chapter] = &[
     chapter("service: the NodePort answers outside", service::node_port),
     chapter("service: names answer in a pod", service::names),
     chapter("service: a pod that is not Ready gets nothing", service::not_ready),
+    chapter("names: hosts, zones and other names by coredns-custom", names::by_settings),
+    chapter("names: the DNS has metrics and says that it is ready", names::metrics),
     chapter("policies: what is not allowed is dropped", policies::are_enforced),
     chapter("policies: they hold while the server is killed", policies::outlive_the_server),
     chapter("policies: flushed rules return", policies::return_after_a_flush),
