@@ -416,6 +416,7 @@ fn cluster_facts(
         front_proxy_ca_pem: pki.front_proxy_ca.cert_pem().to_owned(),
         bootstrap_token: Some((token.id, token.secret)),
         server_url: url(address, port),
-        has_local_path: !flags.disable_agent,
+        has_local_path: !flags.disable_agent
+            && !flags.disable.iter().any(|name| name == crate::addons::LOCAL_PATH),
     })
 }

@@ -89,6 +89,7 @@ pub async fn start(node: Node, flags: &flags::Node, tasks: &Tasks) -> anyhow::Re
     let links = net::Links::open().context("cannot talk to the kernel's network")?;
     links.set_loopback_up().await?;
     let runtime = open_runtime(&node, flags, &links, tasks).await?;
+    start_images(&node, flags, tasks)?;
     let driver = cgroup_driver(&*runtime, &flags.runtime.cgroup_driver).await?;
     net::sysctl::prepare_node(None).await?;
     let gate = start_policies(&node, tasks)?;
@@ -159,6 +160,26 @@ async fn open_runtime(
         .await
         .context("cannot open the container runtime")?;
     Ok(Arc::new(runtime))
+}
+
+/// Imports the archives of `<data-dir>/images`. CRI has no import: another runtime has a tool of its own.
+fn start_images(node: &Node, flags: &flags::Node, tasks: &Tasks) -> anyhow::Result<()> {
+    let directory = node.data_dir.join("images");
+    if flags.runtime.endpoints().is_some() {
+        if directory.is_dir() {
+            tracing::warn!(
+                directory = %directory.display(),
+                "archives of images are not imported: CRI cannot; use the container runtime's own tool"
+            );
+        }
+        return Ok(());
+    }
+    let store = runtime::ImageStore::open(runtime_dir(&node.data_dir).join("images"))
+        .context("cannot open the images")?;
+    supervise::keep(tasks, "images", move |stop| {
+        runtime::images::folder::keep(store.clone(), directory.clone(), stop)
+    });
+    Ok(())
 }
 
 /// Upstream's kubelet ends if its runtime does not run yet, and a supervisor restarts it. Here a control

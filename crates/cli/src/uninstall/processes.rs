@@ -149,13 +149,17 @@ impl Process {
         match given.last() {
             Some(text) => resolved(text) == data_dir,
             None if !kubeconfigs.is_empty() => false,
-            // A configuration file may name another directory; then the pid file decides.
-            None if !self.flag("--config").is_empty() => {
-                let noted = fs::read_to_string(data_dir.join("decapod.pid"));
-                noted.is_ok_and(|text| text.trim() == self.pid.to_string())
-            }
-            None => data_dir == Path::new(DEFAULT_DATA_DIR),
+            None => self.is_owner(data_dir),
         }
+    }
+
+    /// Without a flag, a configuration file or a variable may name another directory; then the pid file decides.
+    fn is_owner(&self, data_dir: &Path) -> bool {
+        let has_settings = self.command().is_some_and(|one| ["server", "agent"].contains(&one));
+        if has_settings && let Ok(noted) = fs::read_to_string(data_dir.join("decapod.pid")) {
+            return noted.trim() == self.pid.to_string();
+        }
+        self.flag("--config").is_empty() && data_dir == Path::new(DEFAULT_DATA_DIR)
     }
 
     /// Stops it with SIGTERM, then SIGKILL.
