@@ -144,9 +144,13 @@ pub struct Server {
     pub scheduler_config: Option<PathBuf>,
     #[command(flatten)]
     pub access: crate::access::Access,
-    /// Of kube-apiserver's command line.
+    #[command(flatten)]
+    pub component_args: crate::component_args::OfServer,
+    /// Of kube-apiserver's command line, or of `component_args`.
     #[arg(skip)]
     pub settings: crate::api_settings::Settings,
+    #[arg(skip)]
+    pub controllers: crate::component_args::ControllerSettings,
     #[command(flatten)]
     pub simulated: crate::simulate::OfServer,
     /// Flags from a YAML file and from FILE.d/*.yaml; those on the command line win [default:
@@ -313,9 +317,13 @@ pub struct Node {
     pub shutdown_grace_period_critical_pods: Option<Duration>,
     #[command(flatten)]
     pub runtime: ContainerRuntime,
-    /// Of the kubelet's command line.
+    #[command(flatten)]
+    pub component_args: crate::component_args::OfNode,
+    /// Of the kubelet's command line, or of `component_args`.
     #[arg(skip)]
     pub settings: crate::kubelet_command::Settings,
+    #[arg(skip)]
+    pub proxy: crate::component_args::ProxySettings,
 }
 
 /// The container runtime of the node, with upstream's flags.

@@ -10,6 +10,7 @@ mod authority;
 mod cloud_controller_manager;
 mod cluster;
 mod command_line;
+mod component_args;
 mod component_config;
 mod components;
 mod config_file;
@@ -147,7 +148,7 @@ fn main() -> ExitCode {
 
 fn start() -> anyhow::Result<ExitCode> {
     let arguments = by_link(std::env::args().collect());
-    let line = match command_line::component(&arguments) {
+    let mut line = match command_line::component(&arguments) {
         Some((component, front, words)) => match component.parse(&front, &words) {
             Ok(line) => line,
             Err(error) => {
@@ -162,7 +163,8 @@ fn start() -> anyhow::Result<ExitCode> {
     }
     let arguments = etcd_server::with_config_file(line.words.clone())?;
     let arguments = config_file::with_settings(arguments)?;
-    let arguments = match Arguments::try_parse_from(arguments) {
+    let arguments = component_args::expanded(arguments, &mut line)?;
+    let mut arguments = match Arguments::try_parse_from(arguments) {
         Ok(arguments) => arguments,
         Err(error) => {
             error.print()?;
@@ -174,6 +176,11 @@ fn start() -> anyhow::Result<ExitCode> {
     let filter = line.log_filter().unwrap_or_else(|| arguments.command.log_filter());
     base::telemetry::init(format, filter);
     line.tell();
+    match &mut arguments.command {
+        Command::Server(flags) => component_args::settle_server(flags)?,
+        Command::Agent(flags) => component_args::settle_node(&mut flags.node)?,
+        _ => {}
+    }
     if let Some(gates) = arguments.command.feature_gates() {
         gates.install()?;
     }

@@ -94,7 +94,7 @@ pub async fn start(node: Node, flags: &flags::Node, tasks: &Tasks) -> anyhow::Re
     net::sysctl::prepare_node(None).await?;
     let gate = start_policies(&node, tasks)?;
     start_kubelet(&node, flags, runtime, driver, gate, tasks)?;
-    start_proxy(&node, tasks);
+    start_proxy(&node, flags, tasks)?;
     start_routes(&node, tasks);
     if let Some(kubeconfig) = &node.dns_kubeconfig {
         for address in &node.cluster_dns {
@@ -306,10 +306,10 @@ fn start_kubelet(
     Ok(())
 }
 
-fn start_proxy(node: &Node, tasks: &Tasks) {
-    let Some(client) = node.proxy.clone() else { return };
+fn start_proxy(node: &Node, flags: &flags::Node, tasks: &Tasks) -> anyhow::Result<()> {
+    let Some(client) = node.proxy.clone() else { return Ok(()) };
     let well_known = proxy::Config::default();
-    let config = proxy::Config {
+    let mut config = proxy::Config {
         node_name: node.name.clone(),
         cluster_cidrs: node.cluster_cidrs.clone(),
         service_cidrs: node.service_cidrs.clone(),
@@ -317,9 +317,11 @@ fn start_proxy(node: &Node, tasks: &Tasks) {
         metrics_bind: well_known.metrics_bind.filter(|_| !node.free_ports),
         ..well_known
     };
+    flags.proxy.apply(&mut config)?;
     supervise::keep(tasks, "kube-proxy", move |stop| {
         proxy::run(client.clone(), config.clone(), stop)
     });
+    Ok(())
 }
 
 /// A gate for the kubelet beside it, if policies are enforced here.

@@ -270,8 +270,9 @@ fn start_controllers(
             ranges: flags.service_cidr.iter().chain(&flags.cluster_cidr).copied().collect(),
             domain: flags.cluster_domain.clone(),
         }),
-        ..controllers::Options::default()
+        ..flags.controllers.options.clone()
     };
+    let selection = flags.controllers.selection.clone();
     let own = control.client(Component::ControllerManager);
     let control = control.clone();
     // As upstream with --use-service-account-credentials: each controller has its own role.
@@ -284,12 +285,12 @@ fn start_controllers(
     };
     let election =
         candidate(flags, client_for("kube-controller-manager"), "kube-controller-manager");
-    let part = Arc::new((election, client_for, options));
+    let part = Arc::new((election, client_for, selection, options));
     supervise::keep(tasks, "kube-controller-manager", move |stop| {
         let part = part.clone();
         async move {
-            let (election, client_for, options) = &*part;
-            let work = |stop| controllers::run(client_for, &[], options.clone(), stop);
+            let (election, client_for, selection, options) = &*part;
+            let work = |stop| controllers::run(client_for, selection, options.clone(), stop);
             election.stand(stop, work).await;
             STANDS
         }

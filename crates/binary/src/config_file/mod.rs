@@ -77,7 +77,7 @@ fn with_settings_of(arguments: Vec<String>, sources: &Sources) -> anyhow::Result
 }
 
 /// The place of the command: flags of all commands may come first, with their values.
-fn command_at(arguments: &[String]) -> Option<usize> {
+pub fn command_at(arguments: &[String]) -> Option<usize> {
     let mut at = 1;
     loop {
         match arguments.get(at)?.as_str() {

@@ -132,11 +132,13 @@ impl Install {
         let role = self.role();
         refuse_other(&root, init, role)?;
         let token = self.token()?;
+        if let Some(token) = &token {
+            check_token(role, token)?;
+        }
         let settings = self.all_settings(&root, role, token.is_some(), settings)?;
         let mut wrote = Wrote::default();
         let program = self.program(&root, &mut wrote)?;
         if let Some(token) = token {
-            check_token(role, &token)?;
             wrote.file(&root, TOKEN, &format!("{token}\n"), 0o600)?;
         }
         let old = root.read(CONFIG)?;
