@@ -72,7 +72,12 @@ const SISTERS: [Sister; 5] = [
     Sister {
         flag: "kube-controller-manager-arg",
         component: "kube-controller-manager",
-        shared: Shared::These(&["allocate-node-cidrs", "cluster-cidr", "node-cidr-mask-size", GATES]),
+        shared: Shared::These(&[
+            "allocate-node-cidrs",
+            "cluster-cidr",
+            "node-cidr-mask-size",
+            GATES,
+        ]),
         renamed: &[("service-cluster-ip-range", "service-cidr")],
     },
     Sister {
@@ -166,7 +171,9 @@ pub fn expanded(words: Vec<String>, line: &mut CommandLine) -> anyhow::Result<Ve
         };
         let value = match word.split_once('=') {
             Some((_, value)) => value.to_owned(),
-            None => following.next().cloned().with_context(|| format!("{word} needs NAME=VALUE"))?,
+            None => {
+                following.next().cloned().with_context(|| format!("{word} needs NAME=VALUE"))?
+            }
         };
         given.push((sister, value));
     }
@@ -200,7 +207,8 @@ impl Sister {
             bail!("--{flag}: `decapod {command}` runs no {component}");
         }
         let table = Component::named(component).context("it has a table")?;
-        let parsed = table.parse(&[], given).map_err(|error| anyhow::anyhow!("--{flag}: {error}"))?;
+        let parsed =
+            table.parse(&[], given).map_err(|error| anyhow::anyhow!("--{flag}: {error}"))?;
         if parsed.wants != Wants::Run {
             bail!("--{flag}: help and version are not for running components");
         }
@@ -449,7 +457,8 @@ mod tests {
             "decapod server --kube-scheduler-arg=leader-elect=false",
             "--kube-scheduler-arg leader-elect",
         );
-        let error = words("decapod agent --kube-apiserver-arg=event-ttl=1h").expect_err("no server");
+        let error =
+            words("decapod agent --kube-apiserver-arg=event-ttl=1h").expect_err("no server");
         assert_eq!(error, "--kube-apiserver-arg: `decapod agent` runs no kube-apiserver");
     }
 }

@@ -177,13 +177,7 @@ impl Server {
 pub struct Agent {
     /// URLs of servers to join, for example https://192.168.0.1:6443; also a name or an address that leads
     /// to several. The agent learns the others [env: DECAPOD_URL or DECAPOD_SERVER]
-    #[arg(
-        short = 's',
-        long,
-        value_delimiter = ',',
-        required = true,
-        value_name = "URL"
-    )]
+    #[arg(short = 's', long, value_delimiter = ',', required = true, value_name = "URL")]
     pub server: Vec<String>,
     /// Port of the loopback address behind which the node reaches the servers
     #[arg(long, default_value_t = 6444, value_name = "PORT")]

@@ -122,7 +122,8 @@ pub fn check_ports(has_proxy: bool) -> anyhow::Result<()> {
         if let Err(error) = TcpListener::bind(SocketAddr::from((address, port)))
             && error.kind() == std::io::ErrorKind::AddrInUse
         {
-            let owner = cli::check_config::owner_of(port).unwrap_or_else(|| "another process".into());
+            let owner =
+                cli::check_config::owner_of(port).unwrap_or_else(|| "another process".into());
             bail!(
                 "port {port} ({purpose}) is taken: the node of this machine belongs to {owner}; stop \
                  it, or start with --disable-agent for a control plane alone"

@@ -155,7 +155,11 @@ impl Probe {
                 notify::tell(&[State::Alive]);
             } else {
                 let Self { server, path } = self;
-                tracing::warn!(server, path, "no answer; the service manager's watchdog is not told");
+                tracing::warn!(
+                    server,
+                    path,
+                    "no answer; the service manager's watchdog is not told"
+                );
             }
             tokio::time::sleep_until(begun + period).await;
         }

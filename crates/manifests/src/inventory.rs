@@ -67,7 +67,10 @@ impl Inventories {
         let map = self.map(inventory);
         let name = map.metadata.name.clone().unwrap_or_default();
         let params = PatchParams::apply(MANAGER).force();
-        self.client.api::<ConfigMap>(Some(NAMESPACE)).patch(&name, &params, &Patch::Apply(&map)).await
+        self.client
+            .api::<ConfigMap>(Some(NAMESPACE))
+            .patch(&name, &params, &Patch::Apply(&map))
+            .await
     }
 
     pub async fn remove(&self, file: &str) -> client::Result<()> {

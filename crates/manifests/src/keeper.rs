@@ -65,8 +65,7 @@ type Objects = Vec<(Identity, Value)>;
 impl Keeper {
     pub async fn open(config: Config) -> Result<Self, Error> {
         let path = config.directory.clone();
-        let folder =
-            Folder::open(&path).map_err(|source| Error::Directory { path, source })?;
+        let folder = Folder::open(&path).map_err(|source| Error::Directory { path, source })?;
         let inventories = Inventories::new(config.client.clone(), &config.server);
         let known = inventories.read().await.map_err(|error| Error::Inventory(error.text()))?;
         let tasks = Tasks::new("manifests");
@@ -87,10 +86,10 @@ impl Keeper {
 
     /// Does what is to be done, then waits for the next change.
     async fn step(&mut self) -> Result<(), Error> {
-        let found = self.folder.look().map_err(|source| Error::Watch {
-            path: self.config.directory.clone(),
-            source,
-        })?;
+        let found = self
+            .folder
+            .look()
+            .map_err(|source| Error::Watch { path: self.config.directory.clone(), source })?;
         for (name, entry) in &found {
             match entry {
                 Entry::Skipped => drop(self.files.remove(name)),
@@ -119,9 +118,7 @@ impl Keeper {
     fn is_to_do(&self, name: &str, mark: Option<Mark>) -> bool {
         match self.files.get(name) {
             None => true,
-            Some(file) => {
-                file.mark != mark || file.due.is_some_and(|due| due <= Instant::now())
-            }
+            Some(file) => file.mark != mark || file.due.is_some_and(|due| due <= Instant::now()),
         }
     }
 
@@ -208,7 +205,9 @@ impl Keeper {
         let mut round = Round::new(&self.config.client);
         for one in objects {
             match round.delete(one).await {
-                Ok(true) => tracing::info!(object = %one, "pruned an object that its file no longer has"),
+                Ok(true) => {
+                    tracing::info!(object = %one, "pruned an object that its file no longer has")
+                }
                 Ok(false) => {}
                 Err(error) => {
                     errors.push(format!("{one} was not deleted: {error}"));
@@ -227,7 +226,11 @@ impl Keeper {
         let (stayed, errors) = self.delete_all(&gone).await;
         if !errors.is_empty() {
             let status = shortened(&errors.join("; "));
-            tracing::warn!(file = name, error = status, "failed to prune the objects of a removed file");
+            tracing::warn!(
+                file = name,
+                error = status,
+                "failed to prune the objects of a removed file"
+            );
             let inventory = Inventory { objects: stayed, status, ..old };
             self.note(inventory, "DeleteManifestFailed", true).await;
             self.done(name, None, false);
@@ -235,12 +238,20 @@ impl Keeper {
         }
         match self.inventories.remove(name).await {
             Ok(()) => {
-                tracing::info!(file = name, pruned = gone.len(), "pruned the objects of a removed file");
+                tracing::info!(
+                    file = name,
+                    pruned = gone.len(),
+                    "pruned the objects of a removed file"
+                );
                 self.known.remove(name);
                 self.done(name, None, true);
             }
             Err(error) => {
-                tracing::warn!(file = name, error = error.text(), "failed to delete the ConfigMap of a removed file");
+                tracing::warn!(
+                    file = name,
+                    error = error.text(),
+                    "failed to delete the ConfigMap of a removed file"
+                );
                 self.done(name, None, false);
             }
         }
@@ -255,7 +266,10 @@ impl Keeper {
                     let (kind, message) = match inventory.status.as_str() {
                         APPLIED => {
                             let count = inventory.objects.len();
-                            (EventType::Normal, format!("Applied {count} objects of {}", inventory.file))
+                            (
+                                EventType::Normal,
+                                format!("Applied {count} objects of {}", inventory.file),
+                            )
                         }
                         error => (EventType::Warning, format!("{}: {error}", inventory.file)),
                     };
@@ -265,7 +279,11 @@ impl Keeper {
                 true
             }
             Err(error) => {
-                tracing::warn!(file = inventory.file, error = error.text(), "failed to write the ConfigMap of a manifest");
+                tracing::warn!(
+                    file = inventory.file,
+                    error = error.text(),
+                    "failed to write the ConfigMap of a manifest"
+                );
                 false
             }
         }
@@ -332,7 +350,8 @@ mod tests {
 
     #[test]
     fn a_file_has_each_object_once() {
-        let map = |name: &str| format!("apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: {name}}}\n");
+        let map =
+            |name: &str| format!("apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: {name}}}\n");
         let two = format!("{}---\n{}", map("a"), map("b"));
         assert_eq!(parse(&two).expect("two objects").len(), 2);
         let wrong = |text: &str| parse(text).expect_err("it is wrong").to_string();

@@ -19,7 +19,8 @@ impl Identity {
     /// # Errors
     /// What the object lacks.
     pub fn of(object: &Value) -> Result<Self, Incomplete> {
-        let text = |value: &Value| value.as_str().filter(|text| !text.is_empty()).map(str::to_owned);
+        let text =
+            |value: &Value| value.as_str().filter(|text| !text.is_empty()).map(str::to_owned);
         let metadata = &object["metadata"];
         let kind = text(&object["kind"]).ok_or(Incomplete::Kind)?;
         let api_version =
@@ -110,13 +111,15 @@ mod tests {
         let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "b"}});
         assert_eq!(Identity::of(&pod).map(|pod| pod.to_string()), Ok("v1 Pod b".to_owned()));
         assert_eq!(Identity::of(&json!({"apiVersion": "v1"})), Err(Incomplete::Kind));
-        let nameless = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"generateName": "b"}});
+        let nameless =
+            json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"generateName": "b"}});
         assert_eq!(Identity::of(&nameless), Err(Incomplete::Name("Pod".into())));
     }
 
     #[test]
     fn only_what_no_file_has_is_pruned() {
-        let old = ["v1 Namespace n", "v1 ConfigMap a", "x/v1 Y c", "v1 ConfigMap default/d"].map(of);
+        let old =
+            ["v1 Namespace n", "v1 ConfigMap a", "x/v1 Y c", "v1 ConfigMap default/d"].map(of);
         let new = ["v1 Namespace n", "x/v2 Y c"].map(of);
         let elsewhere = of("v1 ConfigMap d");
         let gone = pruned(&old, &new, |one| one.is(&elsewhere));

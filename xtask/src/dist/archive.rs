@@ -54,9 +54,10 @@ fn output(command: &mut Command, input: Option<Vec<u8>>) -> Outcome<Vec<u8>> {
     let failed = |error: std::io::Error| format!("{name}: {error}");
     let stdin = if input.is_some() { Stdio::piped() } else { Stdio::null() };
     let mut child = command.stdin(stdin).stdout(Stdio::piped()).spawn().map_err(failed)?;
-    let writing = child.stdin.take().map(|mut pipe| {
-        std::thread::spawn(move || pipe.write_all(&input.unwrap_or_default()))
-    });
+    let writing = child
+        .stdin
+        .take()
+        .map(|mut pipe| std::thread::spawn(move || pipe.write_all(&input.unwrap_or_default())));
     let output = child.wait_with_output().map_err(failed)?;
     let is_written = writing.is_none_or(|thread| matches!(thread.join(), Ok(Ok(()))));
     match output.status.success() && is_written {
@@ -70,7 +71,9 @@ pub fn ar(entries: &[(&str, &[u8])], epoch: &str) -> Vec<u8> {
     let mut all = b"!<arch>\n".to_vec();
     for (name, content) in entries {
         let size = content.len();
-        all.extend(format!("{name:<16}{epoch:<12}{:<6}{:<6}{:<8}{size:<10}`\n", 0, 0, 100_644).bytes());
+        all.extend(
+            format!("{name:<16}{epoch:<12}{:<6}{:<6}{:<8}{size:<10}`\n", 0, 0, 100_644).bytes(),
+        );
         all.extend(*content);
         if size % 2 == 1 {
             all.push(b'\n');

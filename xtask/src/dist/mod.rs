@@ -138,9 +138,9 @@ mod tests {
             let output = directory.join(name);
             fs::create_dir(&output).expect("made");
             let epoch = "1700000000".to_owned();
-            let release =
-                Release { binary: binary.clone(), architecture: "amd64", epoch, output };
-            let made = [release.tarball().expect("a tarball"), deb::make(&release).expect("a .deb")];
+            let release = Release { binary: binary.clone(), architecture: "amd64", epoch, output };
+            let made =
+                [release.tarball().expect("a tarball"), deb::make(&release).expect("a .deb")];
             release.checksums(&made).expect("checksums");
             let read = |path: &PathBuf| fs::read(path).expect("read");
             (made.iter().map(read).collect::<Vec<_>>(), read(&release.output.join("SHA256SUMS")))

@@ -48,7 +48,8 @@ fn checksums(lock: &str) -> BTreeMap<(String, String), String> {
     let mut found = BTreeMap::new();
     for entry in lock.split("[[package]]") {
         let value = |key: &str| {
-            let line = entry.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(" = "))?;
+            let line =
+                entry.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(" = "))?;
             Some(line.trim_matches('"').to_owned())
         };
         if let (Some(name), Some(version), Some(sum)) =

@@ -117,7 +117,8 @@ impl Known {
         let setting = |words| Setting { name: name.to_owned(), words };
         if matches!(arg.get_action(), ArgAction::SetTrue) {
             let is_on = boolean(&value).with_context(|| {
-                let found = value.as_str().map_or_else(|| value.to_string(), |it| format!("{it:?}"));
+                let found =
+                    value.as_str().map_or_else(|| value.to_string(), |it| format!("{it:?}"));
                 format!("expected true or false, found {found}")
             })?;
             return Ok(setting(is_on.then(|| format!("--{name}")).into_iter().collect()));

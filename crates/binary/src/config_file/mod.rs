@@ -89,11 +89,7 @@ pub fn command_at(arguments: &[String]) -> Option<usize> {
 }
 
 /// `decapod server` and `decapod agent`.
-fn of_command(
-    arguments: Vec<String>,
-    at: usize,
-    sources: &Sources,
-) -> anyhow::Result<Vec<String>> {
+fn of_command(arguments: Vec<String>, at: usize, sources: &Sources) -> anyhow::Result<Vec<String>> {
     let known = Known::of(&arguments[at]).context("it is a command of ours")?;
     let mut given = known.given(&arguments);
     let environment = from_environment(&known, sources)?;
@@ -131,6 +127,7 @@ fn from_environment(known: &Known, sources: &Sources) -> anyhow::Result<Vec<Sett
             }
         }
     }
+    found.sort_by(|one, other| one.name.cmp(&other.name));
     Ok(found)
 }
 
@@ -354,12 +351,17 @@ mod tests {
             "config.yaml: token: this flag takes one value, found 2",
         );
         check("decapod server", "- a", "config.yaml: expected a YAML map of flags");
-        check("decapod server", "config: /x", "config.yaml: a file cannot name another one: config");
+        check(
+            "decapod server",
+            "config: /x",
+            "config.yaml: a file cannot name another one: config",
+        );
         let absent = settled("decapod server --config=ROOT/x.yaml", &[], &[]).expect_err("absent");
         assert!(absent.starts_with("cannot read x.yaml"), "{absent}");
         let wrong = settled("decapod server", &[], &[("DECAPOD_DISABLE_AGENT", "often")]);
         let wrong = wrong.expect_err("no boolean");
-        let expected = "environment variable DECAPOD_DISABLE_AGENT: expected true or false, found \"often\"";
+        let expected =
+            "environment variable DECAPOD_DISABLE_AGENT: expected true or false, found \"often\"";
         assert_eq!(wrong, expected);
     }
 

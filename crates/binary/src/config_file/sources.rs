@@ -56,8 +56,8 @@ impl Files {
 
     fn add(&mut self, path: &Path, text: &str) -> anyhow::Result<()> {
         let file = path.display();
-        let read: Value = serde_saphyr::from_str(text)
-            .with_context(|| format!("{file} is not valid YAML"))?;
+        let read: Value =
+            serde_saphyr::from_str(text).with_context(|| format!("{file} is not valid YAML"))?;
         let settings = match read {
             Value::Object(map) => map,
             Value::Null => Map::new(),
@@ -73,10 +73,10 @@ impl Files {
                 Value::Null => vec![],
                 other => vec![other],
             };
-            let merged = self.keys.entry(key).or_insert_with(|| Merged {
-                values: vec![],
-                file: path.to_owned(),
-            });
+            let merged = self
+                .keys
+                .entry(key)
+                .or_insert_with(|| Merged { values: vec![], file: path.to_owned() });
             if !adds {
                 merged.values.clear();
             }

@@ -95,9 +95,12 @@ fn a_server_is_installed_upgraded_and_removed() -> Result<()> {
         ]
     );
     let unit = machine.read(UNIT)?;
-    for line in
-        ["ExecStart=/usr/local/bin/decapod server", "Type=notify", "KillMode=process", "Delegate=yes"]
-    {
+    for line in [
+        "ExecStart=/usr/local/bin/decapod server",
+        "Type=notify",
+        "KillMode=process",
+        "Delegate=yes",
+    ] {
         ensure!(unit.lines().any(|one| one == line), "{line} is missing:\n{unit}");
     }
     let config = machine.read(CONFIG)?;
@@ -112,7 +115,10 @@ fn a_server_is_installed_upgraded_and_removed() -> Result<()> {
     fs::write(machine.root().join(CONFIG), format!("{config}# mine\nnode-name: n\n"))?;
     machine.does(&["install", "server", "--", "--tls-san=c", "--disable-agent"])?;
     let config = machine.read(CONFIG)?;
-    ensure!(config.contains("tls-san: \"c\"\n") && config.contains("# mine\nnode-name: n\n"), "{config}");
+    ensure!(
+        config.contains("tls-san: \"c\"\n") && config.contains("# mine\nnode-name: n\n"),
+        "{config}"
+    );
     ensure!(config.ends_with("disable-agent: true\n"), "{config}");
 
     machine.refuses(&["install", "agent", "--server=https://a:6443"], "installed as server")?;
@@ -152,7 +158,9 @@ fn openrc_and_foreign_files_are_known() -> Result<()> {
     let machine = Machine::new()?;
     machine.does(&["install", "--init=openrc"])?;
     let script = machine.read("etc/init.d/decapod")?;
-    ensure!(script.starts_with("#!/sbin/openrc-run\n") && script.contains("command_args=\"server\""));
+    ensure!(
+        script.starts_with("#!/sbin/openrc-run\n") && script.contains("command_args=\"server\"")
+    );
     assert_eq!(mode(&machine.root().join("etc/init.d/decapod"))?, 0o755);
     ensure!(machine.root().join("etc/runlevels/default/decapod").is_symlink());
     machine.does(&["uninstall"])?;

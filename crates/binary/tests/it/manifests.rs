@@ -11,7 +11,9 @@ use crate::support::{LONG, Server};
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 
 fn map(name: &str, value: &str) -> String {
-    format!("apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: {name}}}\ndata: {{value: {value}}}\n---\n")
+    format!(
+        "apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: {name}}}\ndata: {{value: {value}}}\n---\n"
+    )
 }
 
 struct Folder<'s>(&'s Server);
@@ -73,7 +75,8 @@ fn files_are_applied_followed_and_pruned() -> Result<()> {
     // What is removed while the server is away is pruned at its next start.
     folder.write("b.yaml", &map("three", "x"))?;
     becomes(&server, &format!("{MAPS}/three"), Some("three"))?;
-    let label = "/api/v1/namespaces/kube-system/configmaps?labelSelector=decapod.io/manifest-server";
+    let label =
+        "/api/v1/namespaces/kube-system/configmaps?labelSelector=decapod.io/manifest-server";
     becomes(&server, label, Some("v1 ConfigMap three"))?;
     server.stop()?;
     Folder(&server).remove("b.yaml")?;

@@ -11,7 +11,8 @@ use crate::support::{LONG, Scratch, Server};
 #[test]
 fn files_and_variables_are_flags() -> Result<()> {
     let scratch = Scratch::new()?;
-    let config = scratch.file("config.yaml", "service-cidr: 10.99.0.0/16\ntls-san: [a.example]\n")?;
+    let config =
+        scratch.file("config.yaml", "service-cidr: 10.99.0.0/16\ntls-san: [a.example]\n")?;
     std::fs::create_dir(scratch.path().join("config.yaml.d"))?;
     scratch.file("config.yaml.d/10.yaml", "tls-san+: b.example\n")?;
     let mut server = Server::start_in(scratch, &["--config", &config])?;

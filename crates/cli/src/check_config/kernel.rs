@@ -8,15 +8,15 @@ const OLDEST: (u32, u32) = (5, 4);
 /// From here on everything works; see docs/node.md.
 const FULL: (u32, u32) = (5, 12);
 
-/// Module, option of the kernel's configuration, whether a node needs it, purpose.
-const MODULES: [(&str, &str, State, &str); 7] = [
+/// Module, option of the kernel's configuration, whether a node needs it, purpose. Pods are routed, so
+/// br_netfilter is not among them.
+const MODULES: [(&str, &str, State, &str); 6] = [
     ("overlay", "CONFIG_OVERLAY_FS", State::Missing, "containers' file systems"),
     ("nf_tables", "CONFIG_NF_TABLES", State::Missing, "Services"),
     ("nft_chain_nat", "CONFIG_NFT_NAT", State::Missing, "Services"),
     ("veth", "CONFIG_VETH", State::Missing, "pods' interfaces"),
     ("bridge", "CONFIG_BRIDGE", State::Missing, "the pods' bridge"),
     ("vxlan", "CONFIG_VXLAN", State::Warning, "pods of other nodes"),
-    ("br_netfilter", "CONFIG_BRIDGE_NETFILTER", State::Warning, "Services between pods of a node"),
 ];
 
 /// Options with the reason why a node wants them.
@@ -104,7 +104,7 @@ fn options(machine: &Machine, report: &mut Report) {
 
 fn namespaces(machine: &Machine, report: &mut Report) {
     let is_absent = |name: &&str| !machine.exists(&format!("/proc/self/ns/{name}"));
-    let absent: Vec<&str> = NAMESPACES.into_iter().filter(|name| is_absent(&name)).collect();
+    let absent: Vec<&str> = NAMESPACES.into_iter().filter(|name| is_absent(name)).collect();
     match absent.as_slice() {
         [] => report.ok("namespaces", NAMESPACES.join(", ")),
         some => report.missing(

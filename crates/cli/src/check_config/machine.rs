@@ -32,9 +32,11 @@ pub enum Has {
 
 impl Machine {
     pub fn this() -> Result<Self> {
-        let name = nix::sys::utsname::uname().context("cannot ask for the kernel's release")?;
-        let text = |text: &std::ffi::OsStr| text.to_string_lossy().into_owned();
-        Ok(Self::at("/".into(), text(name.release()), text(name.nodename())))
+        let release = fs::read_to_string("/proc/sys/kernel/osrelease");
+        let release = release.context("cannot read the kernel's release; is /proc mounted?")?;
+        let name = nix::unistd::gethostname().context("cannot read the host's name")?;
+        let name = name.to_string_lossy().into_owned();
+        Ok(Self::at("/".into(), release.trim().to_owned(), name))
     }
 
     pub fn at(root: PathBuf, release: String, name: String) -> Self {

@@ -18,8 +18,8 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 use serde::Serialize;
 
-pub use self::ports::owner_of;
 use self::machine::Machine;
+pub use self::ports::owner_of;
 
 #[derive(clap::Args, Clone, Debug)]
 pub struct CheckConfig {
@@ -96,7 +96,9 @@ impl Report {
         text.push_str(&match (missing, warnings) {
             (0, 0) => "this machine has everything that a node needs\n".to_owned(),
             (0, _) => format!("a node runs on this machine; warnings: {warnings}\n"),
-            _ => format!("a node does not run on this machine; missing: {missing}, warnings: {warnings}\n"),
+            _ => format!(
+                "a node does not run on this machine; missing: {missing}, warnings: {warnings}\n"
+            ),
         });
         text
     }

@@ -69,7 +69,7 @@ fn rights(machine: &Machine, report: &mut Report) {
         [OPTIONAL] => report.warning(
             "capabilities",
             format!("without {OPTIONAL}"),
-            "load the kernel's modules before the start: overlay, nf_tables, vxlan, br_netfilter",
+            "load the kernel's modules before the start: overlay, nf_tables, vxlan",
         ),
         some => report.missing(
             "capabilities",
@@ -148,11 +148,19 @@ fn init(machine: &Machine, report: &mut Report) {
 
 /// File systems that a data directory cannot be on, or should not.
 const UNFIT: [(&str, bool, &str); 5] = [
-    ("overlay", true, "containers' file systems cannot be on an overlay; use another disk or a volume with --data-dir"),
+    (
+        "overlay",
+        true,
+        "containers' file systems cannot be on an overlay; use another disk or a volume with --data-dir",
+    ),
     ("nfs", true, "a store and containers need a local disk; choose one with --data-dir"),
     ("nfs4", true, "a store and containers need a local disk; choose one with --data-dir"),
     ("tmpfs", false, "all data is lost at a reboot; choose a disk with --data-dir"),
-    ("ecryptfs", true, "containers' file systems cannot be on it; choose another disk with --data-dir"),
+    (
+        "ecryptfs",
+        true,
+        "containers' file systems cannot be on it; choose another disk with --data-dir",
+    ),
 ];
 
 pub fn check_disk(machine: &Machine, data_dir: &Path, report: &mut Report) {
@@ -175,7 +183,10 @@ pub fn check_disk(machine: &Machine, data_dir: &Path, report: &mut Report) {
         free if free < DISK.0 => report.missing(
             "free disk space",
             text,
-            format!("images need more than {} MiB; free some, or choose another disk with --data-dir", DISK.0),
+            format!(
+                "images need more than {} MiB; free some, or choose another disk with --data-dir",
+                DISK.0
+            ),
         ),
         free if free < DISK.1 => report.warning(
             "free disk space",
@@ -228,9 +239,8 @@ mod tests {
             machine(&[("proc/meminfo", text), ("proc/sys/fs/inotify/max_user_instances", "128\n")]);
         let mut report = Report::default();
         check(&small, &mut report);
-        let state = |check: &str| {
-            report.0.iter().find(|line| line.check == check).map(|line| line.state)
-        };
+        let state =
+            |check: &str| report.0.iter().find(|line| line.check == check).map(|line| line.state);
         assert_eq!(state("memory"), Some(State::Warning));
         assert_eq!(state("swap"), Some(State::Warning));
         assert_eq!(state("fs.inotify.max_user_instances"), Some(State::Warning));

@@ -64,7 +64,8 @@ impl Root {
         if is_same(from, &to).unwrap_or(false) && mode_of(&to) == Some(MODE) {
             return Ok(false);
         }
-        let mut source = File::open(from).with_context(|| format!("cannot read {}", from.display()))?;
+        let mut source =
+            File::open(from).with_context(|| format!("cannot read {}", from.display()))?;
         replace(&to, MODE, |file| std::io::copy(&mut source, file).map(drop))
             .with_context(|| to.display().to_string())?;
         Ok(true)

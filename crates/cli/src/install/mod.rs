@@ -204,7 +204,9 @@ impl Install {
         let own = own.canonicalize().unwrap_or(own);
         if root.is_machine()
             && own.file_name().is_some_and(|name| name == PROGRAM)
-            && own.parent().is_some_and(|at| PROGRAM_DIRECTORIES.iter().any(|one| at == Path::new(one)))
+            && own
+                .parent()
+                .is_some_and(|at| PROGRAM_DIRECTORIES.iter().any(|one| at == Path::new(one)))
         {
             return Ok(own);
         }
@@ -232,11 +234,17 @@ impl Install {
             return Ok(());
         }
         if self.no_start {
-            println!("decapod {command} is installed and not started; start it: {}", init.by_hand());
+            println!(
+                "decapod {command} is installed and not started; start it: {}",
+                init.by_hand()
+            );
             return Ok(());
         }
         init.start(has_changed)?;
-        println!("decapod {command} runs, and starts at each boot; its log: {}", init.log_by_hand());
+        println!(
+            "decapod {command} runs, and starts at each boot; its log: {}",
+            init.log_by_hand()
+        );
         if role == Role::Server {
             println!("next: decapod kubectl get nodes");
         }

@@ -63,8 +63,11 @@ pub async fn keep(store: ImageStore, directory: PathBuf, stop: Stop) -> Result<(
         let is_whole = |name: &String, mark: &Mark| {
             before.get(name) == Some(mark) || mark.is_older_than(SETTLE)
         };
-        let whole: Found =
-            now.iter().filter(|(name, mark)| is_whole(name, mark)).map(|(n, m)| (n.clone(), *m)).collect();
+        let whole: Found = now
+            .iter()
+            .filter(|(name, mark)| is_whole(name, mark))
+            .map(|(n, m)| (n.clone(), *m))
+            .collect();
         let is_settled = whole.len() == now.len();
         let (at, all) = (directory.clone(), now.keys().cloned().collect());
         let of = store.clone();
@@ -199,11 +202,9 @@ mod tests {
 
     #[test]
     fn images_are_free_without_their_archives() {
-        let mut notes: Notes = [
-            ("a.tar".to_owned(), note(1, &["i", "j"])),
-            ("b.tar".to_owned(), note(1, &["j"])),
-        ]
-        .into();
+        let mut notes: Notes =
+            [("a.tar".to_owned(), note(1, &["i", "j"])), ("b.tar".to_owned(), note(1, &["j"]))]
+                .into();
         assert_eq!(forget(&mut notes, &["b.tar".to_owned()].into()), ["i"]);
         assert_eq!(notes.len(), 1);
         assert!(forget(&mut notes, &["b.tar".to_owned()].into()).is_empty());
