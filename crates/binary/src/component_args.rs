@@ -107,7 +107,7 @@ const OF_CONTROLLERS: [&str; 13] = [
 
 /// Flags of components of a node.
 #[derive(clap::Args, Clone, Debug, Default)]
-pub struct OfNode {
+pub struct NodeArgs {
     /// A flag of upstream's kubelet, for example container-log-max-files=5; may be repeated
     #[arg(long, value_name = "NAME=VALUE")]
     kubelet_arg: Vec<String>,
@@ -118,7 +118,7 @@ pub struct OfNode {
 
 /// Flags of components of a control plane.
 #[derive(clap::Args, Clone, Debug, Default)]
-pub struct OfServer {
+pub struct ServerArgs {
     /// A flag of upstream's kube-apiserver, for example event-ttl=2h; may be repeated
     #[arg(long, value_name = "NAME=VALUE")]
     kube_apiserver_arg: Vec<String>,
@@ -269,7 +269,7 @@ pub fn settle_node(node: &mut flags::Node) -> anyhow::Result<()> {
         #[command(flatten)]
         settings: ProxySettings,
     }
-    let OfNode { kubelet_arg, kube_proxy_arg } = node.component_args.clone();
+    let NodeArgs { kubelet_arg, kube_proxy_arg } = node.component_args.clone();
     if !kubelet_arg.is_empty() {
         node.settings = parsed::<Kubelet>("kubelet", &kubelet_arg)?.settings;
     }
@@ -293,7 +293,7 @@ pub fn settle_server(server: &mut flags::Server) -> anyhow::Result<()> {
         flags: ControllerManager,
     }
     settle_node(&mut server.node)?;
-    let OfServer { kube_apiserver_arg, kube_controller_manager_arg, kube_scheduler_arg } =
+    let ServerArgs { kube_apiserver_arg, kube_controller_manager_arg, kube_scheduler_arg } =
         server.component_args.clone();
     if !kube_apiserver_arg.is_empty() {
         server.settings = parsed::<ApiServer>("kube-apiserver", &kube_apiserver_arg)?.settings;

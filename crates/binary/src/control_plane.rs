@@ -399,7 +399,7 @@ fn cluster_facts(
     address: IpAddr,
     port: u16,
 ) -> anyhow::Result<control::bootstrap::Cluster> {
-    let token = crate::token::of_server(flags.token.as_deref(), data_dir, pki)?.bootstrap();
+    let token = crate::token::of_server(flags.secret()?.as_deref(), data_dir, pki)?.bootstrap();
     Ok(control::bootstrap::Cluster {
         service_cidrs: flags.service_cidr.clone(),
         node_settings: crate::agent::Settings::of_server(flags),

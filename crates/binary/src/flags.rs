@@ -145,7 +145,7 @@ pub struct Server {
     #[command(flatten)]
     pub access: crate::access::Access,
     #[command(flatten)]
-    pub component_args: crate::component_args::OfServer,
+    pub component_args: crate::component_args::ServerArgs,
     /// Of kube-apiserver's command line, or of `component_args`.
     #[arg(skip)]
     pub settings: crate::api_settings::Settings,
@@ -164,6 +164,18 @@ pub struct Server {
 }
 
 impl Server {
+    /// The secret with which nodes join, if one is given. With --server, the file has that server's token.
+    pub fn secret(&self) -> anyhow::Result<Option<String>> {
+        use anyhow::Context;
+        match (&self.token, &self.cluster.token_file) {
+            (Some(text), _) => Ok(Some(text.clone())),
+            (None, Some(path)) if self.cluster.server.is_empty() => std::fs::read_to_string(path)
+                .with_context(|| format!("cannot read --token-file {}", path.display()))
+                .map(|text| Some(text.trim().to_owned())),
+            (None, _) => Ok(None),
+        }
+    }
+
     /// Issuers of service account tokens.
     pub fn issuers(&self) -> Vec<String> {
         match self.service_account_issuer.as_slice() {
@@ -312,7 +324,7 @@ pub struct Node {
     #[command(flatten)]
     pub runtime: ContainerRuntime,
     #[command(flatten)]
-    pub component_args: crate::component_args::OfNode,
+    pub component_args: crate::component_args::NodeArgs,
     /// Of the kubelet's command line, or of `component_args`.
     #[arg(skip)]
     pub settings: crate::kubelet_command::Settings,

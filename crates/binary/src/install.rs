@@ -22,14 +22,10 @@ const OWN: [(&str, &str); 4] = [
 ];
 
 pub fn run(command: &Install) -> anyhow::Result<()> {
-    if let Some(url) = command.servers().iter().find(|url| !is_url(url)) {
-        bail!("--server {url}: expected a URL, for example https://192.168.0.1:6443");
+    for url in command.servers() {
+        crate::agent::host_port(&url)?;
     }
     command.run(settings(command.role(), &command.flags)?)
-}
-
-fn is_url(text: &str) -> bool {
-    crate::agent::host_port(text).is_ok()
 }
 
 /// The flags as keys, in the order of the help text.
@@ -43,7 +39,11 @@ fn settings(role: Role, words: &[String]) -> anyhow::Result<Vec<Setting>> {
     let line = [name.to_owned()].into_iter().chain(words.iter().cloned());
     let matches = match command.clone().try_get_matches_from(line) {
         Ok(matches) => matches,
-        Err(error) => bail!("the flags for `decapod {name}`: {}", error.to_string().trim_end()),
+        Err(error) => {
+            let text = error.to_string();
+            let first = text.lines().next().unwrap_or_default().trim_start_matches("error: ");
+            bail!("after `--`, the flags of `decapod {name}`: {first}");
+        }
     };
     let mut found = vec![];
     for arg in command.get_arguments() {

@@ -15,6 +15,8 @@ use crate::object::Identity;
 
 const APPLY: &str = "application/apply-patch+yaml";
 const JSON: &str = "application/json";
+/// The file that an object is from.
+const ANNOTATION: &str = "decapod.io/manifest";
 
 /// Why an object is not applied, or not deleted.
 #[derive(Debug, thiserror::Error)]
@@ -43,8 +45,14 @@ impl<'c> Round<'c> {
         Self { client, known: HashMap::new() }
     }
 
-    /// Whether the object has changed.
-    pub async fn apply(&mut self, identity: &Identity, object: &Value) -> Result<(), Failure> {
+    /// The annotation tells users where the object is from. It is also the one field that is always ours: a manager
+    /// without fields is forgotten, and a Namespace may have nothing but a name.
+    pub async fn apply(
+        &mut self,
+        identity: &Identity,
+        object: &Value,
+        file: &str,
+    ) -> Result<(), Failure> {
         let path = self.path(identity).await?.ok_or_else(|| Failure::NoKind {
             kind: identity.kind.clone(),
             version: identity.api_version.clone(),
@@ -56,6 +64,10 @@ impl<'c> Round<'c> {
             metadata.remove("resourceVersion");
             metadata.remove("uid");
         }
+        if !object["metadata"]["annotations"].is_object() {
+            object["metadata"]["annotations"] = json!({});
+        }
+        object["metadata"]["annotations"][ANNOTATION] = file.into();
         self.client.call(Method::PATCH, &path, APPLY, object.to_string()).await?;
         Ok(())
     }

@@ -169,7 +169,7 @@ impl Keeper {
                 return false;
             }
         }
-        let failures = apply_all(&self.config.client, objects).await;
+        let failures = apply_all(&self.config.client, name, objects).await;
         let gone: Vec<Identity> = self.pruned(name, old, &wanted);
         let (stayed, errors) = self.delete_all(&gone).await;
         let mut told: Vec<String> = failures;
@@ -295,13 +295,13 @@ impl Keeper {
 }
 
 /// Applies in the file's order, in rounds, while a round gets further. Returns the errors of the rest.
-async fn apply_all(client: &client::Client, objects: &Objects) -> Vec<String> {
+async fn apply_all(client: &client::Client, file: &str, objects: &Objects) -> Vec<String> {
     let mut left: Vec<&(Identity, Value)> = objects.iter().collect();
     loop {
         let mut round = Round::new(client);
         let mut failed: Vec<(&(Identity, Value), Failure)> = vec![];
         for one in &left {
-            if let Err(error) = round.apply(&one.0, &one.1).await {
+            if let Err(error) = round.apply(&one.0, &one.1, file).await {
                 failed.push((one, error));
             }
         }

@@ -134,6 +134,7 @@ spec:
     ensure!(put.status == 200, "{}", put.body);
     Folder(&server).remove("taken.yaml")?;
     Folder(&server).remove("widgets.yaml")?;
+    // It has nothing but a name.
     becomes(&server, "/api/v1/namespaces/later", None)?;
     becomes(&server, &path, Some("taken"))?;
     Ok(())

@@ -72,10 +72,6 @@ impl ImageStore {
         Ok(Self { root, progress: Progress::default() })
     }
 
-    pub fn root(&self) -> &Path {
-        &self.root
-    }
-
     /// Keeps images from the kubelet's garbage collection, or no longer.
     pub fn pin(&self, ids: &[String], is_pinned: bool) -> Result<()> {
         if ids.is_empty() {
