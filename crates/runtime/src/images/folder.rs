@@ -210,6 +210,158 @@ mod tests {
         assert!(forget(&mut notes, &["b.tar".to_owned()].into()).is_empty());
     }
 
+    /// Waits until the store has the image, pinned or not.
+    async fn is_pinned(store: &ImageStore, expected: bool) {
+        let ask = async || {
+            let found = store.list().expect("a list");
+            (found.len() == 1 && found[0].pinned == expected).then_some(())
+        };
+        testkit::wait::found("the image with the expected pin", ask).await;
+    }
+
+    #[tokio::test]
+    async fn an_archive_that_appears_is_imported_and_pinned_until_it_goes() {
+        if !nix::unistd::geteuid().is_root() {
+            println!("skipped: layers are unpacked by root");
+            return;
+        }
+        let root = tempfile::tempdir().expect("a directory");
+        let store = ImageStore::open(root.path().join("store")).expect("a store");
+        let directory = root.path().join("images");
+        let tasks = base::task::Tasks::new("test");
+        let work = keep(store.clone(), directory.clone(), tasks.stop_signal());
+        tasks.spawn_graceful("images", async { work.await.expect("it goes on") });
+        let mut layer = testkit::images::Layer::new();
+        layer.file("file", 0o644, b"content").expect("added");
+        let image = testkit::images::Image::new("docker.io/library/a:1").layer(layer);
+        // The directory comes with the start.
+        testkit::wait::found("the directory", async || directory.is_dir().then_some(())).await;
+        let archive = directory.join(&name);
+        let images = match import(store, &archive, None) {
+            Ok(images) => images,
+            Err(error) => {
+                tracing::warn!(archive = %archive.display(), %error, "failed to import an archive of images");
+                vec![]
+            }
+        };
+        let ids: Vec<String> = images.iter().map(|image| image.id.clone()).collect();
+        store.pin(&ids, true)?;
+        for image in &images {
+            let names = image.tags.join(", ");
+            tracing::info!(archive = %archive.display(), image = names, "imported an image");
+        }
+        notes.insert(name.clone(), Note { mark: whole.get(&name).copied(), images: ids });
+    }
+    store.pin(&forget(&mut notes, all), false)?;
+    if notes != before {
+        let bytes = serde_json::to_vec(&notes).map_err(io::Error::from);
+        let written = bytes.and_then(|bytes| files::write_durable(&path, &bytes));
+        written.during(|| format!("write {}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// Archives that are new or changed, or have an image that the store lost.
+fn to_import(whole: &Found, notes: &Notes, there: &BTreeSet<String>) -> Vec<String> {
+    let is_done = |name: &String, mark: &Mark| {
+        notes.get(name).is_some_and(|note| {
+            note.mark == Some(*mark) && note.images.iter().all(|id| there.contains(id))
+        })
+    };
+    let new = whole.iter().filter(|(name, mark)| !is_done(name, mark));
+    new.map(|(name, _)| name.clone()).collect()
+}
+
+/// Removes the notes of archives that are gone. Returns the images that no other archive has.
+fn forget(notes: &mut Notes, all: &BTreeSet<String>) -> Vec<String> {
+    let (kept, gone): (Notes, Notes) =
+        std::mem::take(notes).into_iter().partition(|(name, _)| all.contains(name));
+    let used: BTreeSet<&String> = kept.values().flat_map(|note| &note.images).collect();
+    let ids = gone.into_values().flat_map(|note| note.images);
+    let free = ids.filter(|id| !used.contains(id)).collect();
+    *notes = kept;
+    free
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mark(size: u64) -> Mark {
+        Mark { size, modified: (1, 2) }
+    }
+
+    fn note(size: u64, images: &[&str]) -> Note {
+        Note { mark: Some(mark(size)), images: images.iter().map(|id| (*id).to_owned()).collect() }
+    }
+
+    #[test]
+    fn an_archive_is_imported_once() {
+        let there = ["i".to_owned()].into();
+        let check = |note: Option<Note>, expected: bool| {
+            let whole = [("a.tar".to_owned(), mark(1))].into();
+            let notes = note.clone().map(|note| ("a.tar".to_owned(), note)).into_iter().collect();
+            assert_eq!(!to_import(&whole, &notes, &there).is_empty(), expected, "{note:?}");
+        };
+        check(None, true);
+        check(Some(note(1, &["i"])), false);
+        check(Some(note(2, &["i"])), true);
+        check(Some(note(1, &["i", "lost"])), true);
+        // One that failed is tried again when it changes.
+        check(Some(note(1, &[])), false);
+    }
+
+    #[test]
+    fn images_are_free_without_their_archives() {
+        let mut notes: Notes =
+            [("a.tar".to_owned(), note(1, &["i", "j"])), ("b.tar".to_owned(), note(1, &["j"]))]
+                .into();
+        assert_eq!(forget(&mut notes, &["b.tar".to_owned()].into()), ["i"]);
+        assert_eq!(notes.len(), 1);
+        assert!(forget(&mut notes, &["b.tar".to_owned()].into()).is_empty());
+    }
+
+    /// Waits until the store has the image, pinned or not.
+    async fn is_pinned(store: &ImageStore, expected: bool) {
+        let ask = async || {
+            let found = store.list().expect("a list");
+            (found.len() == 1 && found[0].pinned == expected).then_some(())
+        };
+        testkit::wait::found("the image with the expected pin", ask).await;
+    }
+
+    #[tokio::test]
+    async fn an_archive_that_appears_is_imported_and_pinned_until_it_goes() {
+        if !nix::unistd::geteuid().is_root() {
+            println!("skipped: layers are unpacked by root");
+            return;
+        }
+        let root = tempfile::tempdir().expect("a directory");
+        let store = ImageStore::open(root.path().join("store")).expect("a store");
+        let directory = root.path().join("images");
+        let tasks = base::task::Tasks::new("test");
+        let work = keep(store.clone(), directory.clone(), tasks.stop_signal());
+        tasks.spawn_graceful("images", async { work.await.expect("it goes on") });
+        let mut layer = testkit::images::Layer::new();
+        layer.file("file", 0o644, b"content").expect("added");
+        let image = testkit::images::Image::new("docker.io/library/a:1").layer(layer);
+        // The directory comes with the start.
+        let made = directory.clone();
+        let there = move || {
+            testkit::wait::until(testkit::wait::LONG, "the directory", || {
+                anyhow::ensure!(made.is_dir(), "it is not there");
+                Ok(())
+            })
+        };
+        tokio::task::spawn_blocking(there).await.expect("no panic").expect("in time");
+        let archive = directory.join("a.tar");
+        testkit::images::write_docker_archive(&archive, &image).expect("written");
+        is_pinned(&store, true).await;
+        std::fs::remove_file(&archive).expect("removed");
+        is_pinned(&store, false).await;
+        tasks.shutdown(Duration::from_secs(10)).await;
+    }
+
     #[test]
     fn only_archives_are_found() {
         let root = tempfile::tempdir().expect("a directory");
