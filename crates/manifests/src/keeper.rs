@@ -62,6 +62,15 @@ impl Default for File {
 
 type Objects = Vec<(Identity, Value)>;
 
+/// The outcome of deletions.
+#[derive(Default)]
+struct Pruned {
+    deleted: usize,
+    /// What could not be deleted, with the errors.
+    stayed: Vec<Identity>,
+    errors: Vec<String>,
+}
+
 impl Keeper {
     pub async fn open(config: Config) -> Result<Self, Error> {
         let path = config.directory.clone();
@@ -171,11 +180,11 @@ impl Keeper {
         }
         let failures = apply_all(&self.config.client, name, objects).await;
         let gone: Vec<Identity> = self.pruned(name, old, &wanted);
-        let (stayed, errors) = self.delete_all(&gone).await;
+        let outcome = self.delete_all(&gone).await;
         let mut told: Vec<String> = failures;
-        told.extend(errors);
+        told.extend(outcome.errors);
         let mut objects = wanted;
-        objects.extend(stayed);
+        objects.extend(outcome.stayed);
         let (status, reason) = match told.is_empty() {
             true => (APPLIED.to_owned(), "AppliedManifest"),
             false => (shortened(&told.join("; ")), "ApplyManifestFailed"),
@@ -184,7 +193,12 @@ impl Keeper {
         let inventory = Inventory { file: name.to_owned(), objects, status: status.clone() };
         let is_change = is_new || *old != inventory;
         if is_change && told.is_empty() {
-            tracing::info!(file = name, objects = count, pruned = gone.len(), "applied a manifest");
+            tracing::info!(
+                file = name,
+                objects = count,
+                pruned = outcome.deleted,
+                "applied a manifest"
+            );
         } else if is_change {
             tracing::warn!(file = name, error = status, "failed to apply a manifest, trying again");
         }
@@ -199,39 +213,39 @@ impl Keeper {
         pruned(&old.objects, wanted, is_elsewhere).into_iter().cloned().collect()
     }
 
-    /// Returns what could not be deleted, with the errors.
-    async fn delete_all(&self, objects: &[Identity]) -> (Vec<Identity>, Vec<String>) {
-        let (mut stayed, mut errors) = (vec![], vec![]);
+    async fn delete_all(&self, objects: &[Identity]) -> Pruned {
+        let mut pruned = Pruned::default();
         let mut round = Round::new(&self.config.client);
         for one in objects {
             match round.delete(one).await {
                 Ok(true) => {
-                    tracing::info!(object = %one, "pruned an object that its file no longer has")
+                    pruned.deleted += 1;
+                    tracing::info!(object = %one, "pruned an object that its file no longer has");
                 }
                 Ok(false) => {}
                 Err(error) => {
-                    errors.push(format!("{one} was not deleted: {error}"));
-                    stayed.push(one.clone());
+                    pruned.errors.push(format!("{one} was not deleted: {error}"));
+                    pruned.stayed.push(one.clone());
                 }
             }
         }
-        stayed.reverse();
-        (stayed, errors)
+        pruned.stayed.reverse();
+        pruned
     }
 
     /// The file is gone: so are its objects, then its list.
     async fn remove_file(&mut self, name: &str) {
         let old = self.known.get(name).cloned().unwrap_or_default();
         let gone = self.pruned(name, &old, &[]);
-        let (stayed, errors) = self.delete_all(&gone).await;
-        if !errors.is_empty() {
-            let status = shortened(&errors.join("; "));
+        let outcome = self.delete_all(&gone).await;
+        if !outcome.errors.is_empty() {
+            let status = shortened(&outcome.errors.join("; "));
             tracing::warn!(
                 file = name,
                 error = status,
                 "failed to prune the objects of a removed file"
             );
-            let inventory = Inventory { objects: stayed, status, ..old };
+            let inventory = Inventory { objects: outcome.stayed, status, ..old };
             self.note(inventory, "DeleteManifestFailed", true).await;
             self.done(name, None, false);
             return;
@@ -240,7 +254,7 @@ impl Keeper {
             Ok(()) => {
                 tracing::info!(
                     file = name,
-                    pruned = gone.len(),
+                    pruned = outcome.deleted,
                     "pruned the objects of a removed file"
                 );
                 self.known.remove(name);

@@ -104,7 +104,7 @@ fn options(machine: &Machine, report: &mut Report) {
 
 fn namespaces(machine: &Machine, report: &mut Report) {
     let is_absent = |name: &&str| !machine.exists(&format!("/proc/self/ns/{name}"));
-    let absent: Vec<&str> = NAMESPACES.into_iter().filter(|name| is_absent(name)).collect();
+    let absent: Vec<&str> = NAMESPACES.into_iter().filter(is_absent).collect();
     match absent.as_slice() {
         [] => report.ok("namespaces", NAMESPACES.join(", ")),
         some => report.missing(

@@ -92,20 +92,17 @@ impl Root {
 
     /// Returns a line if it existed.
     pub fn remove(&self, path: &Path) -> Result<Option<String>> {
-        self.removed(path, |path| fs::remove_file(path))
+        self.removed(path, false)
     }
 
     pub fn remove_tree(&self, path: &Path) -> Result<Option<String>> {
-        self.removed(path, |path| fs::remove_dir_all(path))
+        self.removed(path, true)
     }
 
-    fn removed(
-        &self,
-        path: &Path,
-        remove: impl FnOnce(&Path) -> std::io::Result<()>,
-    ) -> Result<Option<String>> {
+    fn removed(&self, path: &Path, is_tree: bool) -> Result<Option<String>> {
         let path = self.at(path);
-        match remove(&path) {
+        let removed = if is_tree { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+        match removed {
             Ok(()) => Ok(Some(format!("removed {}", path.display()))),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error).with_context(|| format!("cannot remove {}", path.display())),
