@@ -4,6 +4,7 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::process::Command;
 
 use super::archive::{Tree, ar};
 use super::{Release, VERSION};
@@ -33,7 +34,7 @@ pub fn make(release: &Release) -> Outcome<PathBuf> {
     data.write("usr/share/bash-completion/completions/decapod", COMPLETION.as_bytes(), false)?;
     data.copy(&sh::root().join("LICENSE"), "usr/share/doc/decapod/copyright", false)?;
     data.copy(&sh::root().join("README.md"), "usr/share/doc/decapod/README.md", false)?;
-    let text = control_file(release, &binary);
+    let text = control_file(release, binary.len(), libc_of(release)?);
     control.write("control", text.as_bytes(), false)?;
     control.write("postinst", AFTER.as_bytes(), true)?;
     control.write("prerm", BEFORE_REMOVAL.as_bytes(), true)?;
@@ -49,8 +50,8 @@ pub fn make(release: &Release) -> Outcome<PathBuf> {
     Ok(path)
 }
 
-fn control_file(release: &Release, binary: &[u8]) -> String {
-    let libc = match oldest_glibc(binary) {
+fn control_file(release: &Release, size: usize, libc: Option<u32>) -> String {
+    let libc = match libc {
         Some(minor) => format!("Depends: libc6 (>= 2.{minor})\n"),
         None => String::new(),
     };
@@ -68,23 +69,23 @@ Description: Kubernetes in one binary
  Service proxy and cluster DNS. Run `decapod install` to make it a service.
 ",
         architecture = release.architecture,
-        size = binary.len() / 1024,
+        size = size / 1024,
     )
 }
 
-/// The newest version of the C library's symbols that the program uses: GLIBC_2.34.
-fn oldest_glibc(binary: &[u8]) -> Option<u32> {
-    const MARK: &[u8] = b"GLIBC_2.";
-    let starts = binary.windows(MARK.len()).enumerate().filter(|(_, window)| *window == MARK);
-    let minor = |at: usize| {
-        let digits: String = binary[at + MARK.len()..]
-            .iter()
-            .map(|byte| char::from(*byte))
-            .take_while(char::is_ascii_digit)
-            .collect();
-        digits.parse().ok()
-    };
-    starts.filter_map(|(at, _)| minor(at)).max()
+/// What the program needs of the C library: the newest `GLIBC_2.34` among its symbols' versions.
+fn libc_of(release: &Release) -> Outcome<Option<u32>> {
+    // grep is as fast as the disk; this program is never optimised.
+    let mut grep = Command::new("grep");
+    grep.args(["--text", "--only-matching", "--extended-regexp", "GLIBC_2\\.[0-9]+"]);
+    let output = grep.arg(&release.binary).output().map_err(|error| format!("grep: {error}"))?;
+    // It fails if there is none, as in a static program.
+    Ok(newest(&String::from_utf8_lossy(&output.stdout)))
+}
+
+fn newest(versions: &str) -> Option<u32> {
+    let minor = |line: &str| line.strip_prefix("GLIBC_2.")?.parse().ok();
+    versions.lines().filter_map(minor).max()
 }
 
 #[cfg(test)]
@@ -93,7 +94,7 @@ mod tests {
 
     #[test]
     fn the_c_library_is_the_newest_that_is_named() {
-        assert_eq!(oldest_glibc(b"\0GLIBC_2.2.5\0GLIBC_2.34\0GLIBC_2.4\0"), Some(34));
-        assert_eq!(oldest_glibc(b"GLIBC_PRIVATE"), None);
+        assert_eq!(newest("GLIBC_2.2\nGLIBC_2.34\nGLIBC_2.4\n"), Some(34));
+        assert_eq!(newest(""), None);
     }
 }

@@ -10,7 +10,7 @@
 //! ```
 //!
 //! Invariant: two runs with the same binary make the same bytes: times are those of the last commit (or
-//! `SOURCE_DATE_EPOCH`), names are sorted, owners are root. It needs tar, gzip and sha256sum.
+//! `SOURCE_DATE_EPOCH`), names are sorted, owners are root. It needs tar, gzip, grep and sha256sum.
 
 mod archive;
 mod deb;
