@@ -23,7 +23,7 @@ use crate::node::{self, Announcements, Node, Policies};
 use crate::process::{
     give_back_what_the_start_needed, prepare_data_dir, say, termination, wait_for_signal,
 };
-use crate::{cluster, datastore, preflight, supervise};
+use crate::{cluster, datastore, preflight, readiness, supervise};
 
 /// Components that `--disable` accepts.
 const COMPONENTS: [&str; 7] = [
@@ -113,6 +113,14 @@ async fn serve(
     say(&format!("more nodes: decapod agent --server {url} --token-file {}", token.display()));
     say("Ctrl-C stops the control plane; pods keep running");
     give_back_what_the_start_needed(&tasks);
+    let node = match flags.disable_agent {
+        true => None,
+        false => Some(readiness::OfNode {
+            name: node::name(&flags.node)?,
+            client: control.client(Component::Admin),
+        }),
+    };
+    readiness::of_server(flags, &control, node, &tasks);
     let groups = [&tasks, &control.last];
     let ended = tokio::select! {
         ended = wait_for_signal(&groups) => ended.map(|()| Ended::BySignal)?,
@@ -145,6 +153,7 @@ async fn start_components(
         start_controllers(flags, data_dir, control, pki, &components)?;
         start_scheduler(flags, control, &components)?;
         crate::simulate::start(flags, control, &components)?;
+        crate::addons::start(flags, data_dir, control, &components)?;
         match flags.disable_agent {
             true => Ok(()),
             false => start_node(flags, data_dir, pki, control, &components).await,
@@ -181,8 +190,9 @@ fn check(flags: &Server) -> anyhow::Result<()> {
     flags.serving.check()?;
     flags.access.check()?;
     flags.simulated.config()?;
-    if let Some(unknown) = flags.disable.iter().find(|name| !COMPONENTS.contains(&name.as_str())) {
-        bail!("--disable {unknown}: expected one of {}", COMPONENTS.join(", "));
+    let known = [&COMPONENTS[..], &crate::addons::ALL].concat();
+    if let Some(unknown) = flags.disable.iter().find(|name| !known.contains(&name.as_str())) {
+        bail!("--disable {unknown}: expected one of {}", known.join(", "));
     }
     preflight::check_ranges(flags)?;
     if !flags.disable_agent && !nix::unistd::geteuid().is_root() {
@@ -266,8 +276,9 @@ fn start_controllers(
             domain: flags.cluster_domain.clone(),
         }),
         load_balancer: flags.serves_load_balancers().then(|| load_balancer(flags, control)),
-        ..controllers::Options::default()
+        ..flags.controllers.options.clone()
     };
+    let selection = flags.controllers.selection.clone();
     let own = control.client(Component::ControllerManager);
     let control = control.clone();
     // As upstream with --use-service-account-credentials: each controller has its own role.
@@ -280,12 +291,12 @@ fn start_controllers(
     };
     let election =
         candidate(flags, client_for("kube-controller-manager"), "kube-controller-manager");
-    let part = Arc::new((election, client_for, options));
+    let part = Arc::new((election, client_for, selection, options));
     supervise::keep(tasks, "kube-controller-manager", move |stop| {
         let part = part.clone();
         async move {
-            let (election, client_for, options) = &*part;
-            let work = |stop| controllers::run(client_for, &[], options.clone(), stop);
+            let (election, client_for, selection, options) = &*part;
+            let work = |stop| controllers::run(client_for, selection, options.clone(), stop);
             election.stand(stop, work).await;
             STANDS
         }

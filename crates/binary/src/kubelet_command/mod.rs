@@ -105,6 +105,7 @@ pub async fn run(flags: Kubelet, data_dir: &Path) -> anyhow::Result<()> {
         dns_metrics_address: vec![],
         runtime: flags.runtime,
         settings: flags.settings,
+        ..crate::flags::Node::default()
     };
     let addresses = match node.node_ip.as_slice() {
         [] => crate::node::primary_address().await.into_iter().collect(),
