@@ -11,6 +11,7 @@ pub mod backoff;
 pub mod clock;
 pub mod duration;
 pub mod memory;
+pub mod metrics;
 pub mod pem;
 pub mod percent;
 pub mod platform;

@@ -8,6 +8,7 @@ mod gates;
 mod hostile;
 mod joining;
 mod keeping;
+mod metrics;
 mod moving;
 mod proxying;
 mod several;
