@@ -47,6 +47,7 @@ use release::features::{self, Feature};
 pub use certificates::PodCertificateSigning;
 pub use configuration::Configuration;
 pub use error::{OptionsError, WebhookError};
+pub use policy::validating::encode_metrics;
 /// The HTTP client of webhooks, also for the conversion webhooks of custom resources.
 pub use webhook::call::{Address, Clients, Endpoint};
 

@@ -177,6 +177,16 @@ fn at_peak(spec: &PodSpec, of: fn(&Container) -> Option<&Amounts>) -> Amounts {
     total
 }
 
+/// A pod's requests, with pod-level resources and overhead.
+pub fn pod_requests(pod: &Pod) -> Amounts {
+    pod_total(pod, requests_of)
+}
+
+/// The same for limits.
+pub fn pod_limits(pod: &Pod) -> Amounts {
+    pod_total(pod, limits_of)
+}
+
 /// A pod's largest need at any time, with pod-level resources and overhead.
 fn pod_total(pod: &Pod, of: fn(&Container) -> Option<&Amounts>) -> Amounts {
     let Some(spec) = &pod.spec else { return Amounts::new() };

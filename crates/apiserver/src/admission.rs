@@ -7,12 +7,15 @@
 use std::any::Any;
 use std::collections::HashMap;
 use std::sync::Mutex;
+use std::time::Duration;
 
 use async_trait::async_trait;
+use base::metrics::Timer;
 use machinery::{Object, ObjectMeta};
 use serde_json::Value;
 use store::{Compare, Revision};
 
+use crate::metrics::families;
 use crate::registry::store_key;
 use crate::request::{Key, RequestContext};
 use crate::{Registry, StatusError};
@@ -177,26 +180,66 @@ pub struct Chain(pub Vec<Box<dyn Plugin>>);
 impl Chain {
     pub async fn admit(&self, attributes: &mut Attributes<'_>) -> Result<(), StatusError> {
         attributes.reinvocation.admitting = true;
-        self.round(attributes).await?;
-        if attributes.reinvocation.asked {
+        let timer = Timer::start();
+        let mut outcome = self.round(attributes).await;
+        if outcome.is_ok() && attributes.reinvocation.asked {
             attributes.reinvocation.again = true;
-            self.round(attributes).await?;
+            outcome = self.round(attributes).await;
         }
-        Ok(())
+        step_took(ADMIT, attributes.operation, &outcome, timer);
+        outcome
     }
 
     async fn round(&self, attributes: &mut Attributes<'_>) -> Result<(), StatusError> {
         let operation = attributes.operation;
+        let mut timer = Timer::start();
         for plugin in self.0.iter().filter(|plugin| plugin.handles(operation)) {
-            plugin.admit(attributes).await?;
+            let outcome = plugin.admit(attributes).await;
+            plugin_took(ADMIT, &**plugin, operation, &outcome, timer.lap());
+            outcome?;
         }
         Ok(())
     }
 
     pub async fn validate(&self, attributes: &Attributes<'_>) -> Result<(), StatusError> {
-        for plugin in self.0.iter().filter(|plugin| plugin.handles(attributes.operation)) {
-            plugin.validate(attributes).await?;
+        let timer = Timer::start();
+        let outcome = self.validated(attributes).await;
+        step_took(VALIDATE, attributes.operation, &outcome, timer);
+        outcome
+    }
+
+    async fn validated(&self, attributes: &Attributes<'_>) -> Result<(), StatusError> {
+        let operation = attributes.operation;
+        let mut timer = Timer::start();
+        for plugin in self.0.iter().filter(|plugin| plugin.handles(operation)) {
+            let outcome = plugin.validate(attributes).await;
+            plugin_took(VALIDATE, &**plugin, operation, &outcome, timer.lap());
+            outcome?;
         }
         Ok(())
     }
+}
+
+/// The types of the metrics' steps.
+const ADMIT: &str = "admit";
+const VALIDATE: &str = "validate";
+
+fn step_took(step: &str, operation: Operation, outcome: &Result<(), StatusError>, timer: Timer) {
+    let labels = [operation.as_str(), rejected(outcome), step];
+    families::ADMISSION_STEP.took(&labels, timer.elapsed());
+}
+
+fn plugin_took(
+    step: &str,
+    plugin: &dyn Plugin,
+    operation: Operation,
+    outcome: &Result<(), StatusError>,
+    time: Duration,
+) {
+    let labels = [plugin.name(), operation.as_str(), rejected(outcome), step];
+    families::ADMISSION_PLUGIN.took(&labels, time);
+}
+
+fn rejected(outcome: &Result<(), StatusError>) -> &'static str {
+    if outcome.is_err() { "true" } else { "false" }
 }

@@ -30,6 +30,7 @@ use store::{
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
+use crate::metrics::families::EVENTS_RECEIVED;
 use crate::request::Key;
 use crate::resource::{FieldValues, Resource};
 use crate::stored::Stored;
@@ -356,7 +357,11 @@ impl Cacher {
         self.may_ask(running.progress.clone());
         while let Some(item) = running.items.recv().await {
             match item {
-                WatchItem::Events(revision, events) => self.apply(revision, &events),
+                WatchItem::Events(revision, events) => {
+                    let labels = [self.row.group.as_str(), &self.row.plural];
+                    EVENTS_RECEIVED.add(&labels, events.len() as f64);
+                    self.apply(revision, &events);
+                }
                 WatchItem::Progress(revision) => self.advance(revision),
                 WatchItem::Compacted(_) => break,
             }

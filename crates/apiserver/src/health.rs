@@ -10,11 +10,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 
+use base::metrics::process;
 use futures::future::BoxFuture;
 use http::{Response, StatusCode};
 
 use crate::codec;
-use crate::metrics::{family, labels, process, samples};
+use crate::metrics::{family, labels, samples};
 use crate::query::Query;
 use crate::resource::Body;
 

@@ -101,7 +101,7 @@ impl Server {
             }
             false => Limiter::InFlight(InFlight::new(reads, writes)),
         };
-        metrics.register(Box::new(crate::metrics::process::encode));
+        metrics.register(Box::new(base::metrics::process::encode));
         let (objects, version) = (registry.clone(), options.version.clone());
         metrics.register(Box::new(move |out| {
             encode_objects(&objects, out);

@@ -13,6 +13,7 @@ pub mod duration;
 pub mod log_limit;
 pub mod memory;
 pub mod messages;
+pub mod metrics;
 pub mod pem;
 pub mod percent;
 pub mod platform;

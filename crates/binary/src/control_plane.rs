@@ -221,8 +221,16 @@ fn show_figures(
     flags.encryption.add_health(server.health(), &encryption);
     server.metrics().register(Box::new(release::features::encode_metrics));
     server.metrics().register(Box::new(client::encode_queues));
-    server.metrics().register(Box::new(scheduler::encode_metrics));
-    server.metrics().register(Box::new(client::encode_requests));
+    for encode in [
+        scheduler::encode_metrics,
+        client::encode_requests,
+        controllers::encode_metrics,
+        admission::encode_metrics,
+        auth::reload::encode_metrics,
+    ] {
+        server.metrics().register(Box::new(encode));
+    }
+    server.metrics().register_resources(Box::new(scheduler::encode_pod_resources));
     server.metrics().register(Box::new(move |out| encryption.metrics(out)));
     if let Some(audit) = audit {
         server.metrics().register(Box::new(move |out| audit.metrics(out)));

@@ -402,7 +402,11 @@ pub async fn run(flags: ControllerManager) -> anyhow::Result<()> {
     let own = client_for(NAME);
     until_signal(NAME, async move |tasks: &Tasks| {
         let leadership = Leadership::default();
-        let figures = [client::encode_queues as Figures, client::encode_requests];
+        let figures = [
+            client::encode_queues as Figures,
+            client::encode_requests,
+            controllers::encode_metrics,
+        ];
         let page = Page::new(NAME, flags.election.elects(), &leadership, configz, &figures);
         flags.serving.serve(PORT, &page, tasks).await?;
         let work = |stop| {

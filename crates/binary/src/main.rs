@@ -26,6 +26,7 @@ mod flags;
 #[cfg(test)]
 #[path = "../../../fuzz/targets.rs"]
 mod fuzz;
+mod help;
 mod install;
 mod kubeconfig;
 mod kubelet_command;
@@ -48,7 +49,7 @@ mod token_signer;
 use std::io::Write;
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 /// Stack of a worker. An object may be 127 levels deep, and parsing a schema takes tens of kilobytes per
 /// level: the default of two megabytes was too small once. Unused stack takes no memory.
@@ -56,7 +57,7 @@ const STACK: usize = 16 << 20;
 
 /// Kubernetes in one binary.
 #[derive(Parser)]
-#[command(name = "decapod", version)]
+#[command(name = "decapod", version, max_term_width = 100)]
 struct Arguments {
     #[command(flatten)]
     common: flags::Common,
@@ -164,7 +165,10 @@ fn start() -> anyhow::Result<ExitCode> {
     let arguments = etcd_server::with_config_file(line.words.clone())?;
     let arguments = config_file::with_settings(arguments)?;
     let arguments = component_args::expanded(arguments, &mut line)?;
-    let mut arguments = match Arguments::try_parse_from(arguments) {
+    let mut program = help::arrange(Arguments::command(), &arguments);
+    let matches = program.try_get_matches_from_mut(arguments);
+    let parsed = matches.and_then(|matches| Arguments::from_arg_matches(&matches));
+    let mut arguments = match parsed.map_err(|error| error.format(&mut program)) {
         Ok(arguments) => arguments,
         Err(error) => {
             error.print()?;

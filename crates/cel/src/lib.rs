@@ -24,6 +24,7 @@ mod value;
 
 use std::collections::BTreeSet;
 
+use base::metrics::{DEFAULT_BUCKETS, Family, Timer};
 use cel_parser::common::ast::{Expr, IdedExpr, LiteralValue, operators};
 use cel_parser::parser::Parser;
 
@@ -52,8 +53,33 @@ pub struct Program {
     names: BTreeSet<String>,
 }
 
+static COMPILATION: Family = Family::histogram(
+    "apiserver_cel_compilation_duration_seconds",
+    "[BETA] CEL compilation time in seconds.",
+    &[],
+    DEFAULT_BUCKETS,
+);
+static EVALUATION: Family = Family::histogram(
+    "apiserver_cel_evaluation_duration_seconds",
+    "[BETA] CEL evaluation time in seconds.",
+    &[],
+    DEFAULT_BUCKETS,
+);
+
+/// The metrics of all expressions of the process.
+pub fn encode_metrics(out: &mut String) {
+    base::metrics::encode(&[&COMPILATION, &EVALUATION], out);
+}
+
 /// Parses and checks. `variables` are all variables of the expression.
 pub fn compile(text: &str, variables: &[(&str, Type)]) -> Result<Program, CompileError> {
+    let timer = Timer::start();
+    let program = parsed_and_checked(text, variables);
+    COMPILATION.took(&[], timer.elapsed());
+    program
+}
+
+fn parsed_and_checked(text: &str, variables: &[(&str, Type)]) -> Result<Program, CompileError> {
     if text.len() > LONGEST {
         return Err(CompileError(format!(
             "ERROR: <input>:-1:0: expression code point size exceeds limit: size: {}, limit {LONGEST}",
@@ -162,7 +188,10 @@ impl Program {
         variables: &dyn Fn(&str) -> Option<Value>,
         budget: &mut Budget,
     ) -> Result<Value, EvalError> {
-        eval::evaluate(&self.root, variables, budget)
+        let timer = Timer::start();
+        let value = eval::evaluate(&self.root, variables, budget);
+        EVALUATION.took(&[], timer.elapsed());
+        value
     }
 }
 

@@ -50,6 +50,7 @@ pub struct Identity {
 impl Identity {
     pub fn new(registry: &Registry, host: &str, is_shared: bool) -> Arc<Self> {
         let name = name_of(host);
+        auth::reload::set_server(&name);
         Arc::new(Self {
             registry: registry.clone(),
             host: host.to_owned(),

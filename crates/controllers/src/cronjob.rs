@@ -173,6 +173,10 @@ impl Controller {
             Ok(made) => {
                 let message = format!("Created job {name}");
                 self.context.events.event(cron, EventType::Normal, "SuccessfulCreate", message);
+                if let Some(Time(created)) = &made.metadata.creation_timestamp {
+                    let skew = created.as_second() - at.as_second();
+                    crate::metrics::CRONJOB_SKEW.observe(&[], skew as f64);
+                }
                 made
             }
             Err(error) if error.is_already_exists() => {

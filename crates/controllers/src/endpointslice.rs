@@ -11,7 +11,7 @@
 //! Invariant: no pass is made on a cache that does not yet show the last pass's writes; it would
 //! create slices twice.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -26,6 +26,7 @@ use tokio::time::Instant;
 
 use crate::context::Context;
 use crate::descriptor::{Descriptor, Row, Setup, on, on_metadata, own, selected_by};
+use crate::metrics::{self, ServiceSlices};
 use crate::service::Reach;
 use crate::topology::{self, Capacity, Disabled, Ratios, Zones};
 use crate::{hints, owner, pod, service};
@@ -181,6 +182,39 @@ fn plan(
     }
     recycle(&mut plan, existing);
     plan
+}
+
+/// What the metrics say of a Service's endpoints; how many slices there are is not known yet.
+fn desired(service: &Service, wanted: &BTreeMap<Group, Vec<Endpoint>>) -> ServiceSlices {
+    let spec = service.spec.as_ref();
+    let slices: usize = wanted.values().map(|all| all.len().div_ceil(MAX_ENDPOINTS)).sum();
+    ServiceSlices {
+        endpoints: wanted.values().map(Vec::len).sum(),
+        slices: 0,
+        // There is always one, to tell that there are no endpoints.
+        desired_slices: slices.max(1),
+        distribution: spec.and_then(|spec| spec.traffic_distribution.clone()),
+    }
+}
+
+/// How many endpoints the plan adds, and how many it removes.
+fn changed_endpoints(plan: &Plan, existing: &[Arc<EndpointSlice>]) -> (usize, usize) {
+    let addresses = |slice: &EndpointSlice| {
+        let all = slice.endpoints.iter().flatten().flat_map(|one| one.addresses.clone());
+        all.collect::<BTreeSet<String>>()
+    };
+    let (mut before, mut after) = (BTreeSet::new(), BTreeSet::new());
+    let is_touched = |name: &Option<String>| {
+        plan.delete.iter().any(|gone| Some(gone) == name.as_ref())
+            || plan.update.iter().any(|one| one.metadata.name == *name)
+    };
+    for slice in existing.iter().filter(|slice| is_touched(&slice.metadata.name)) {
+        before.extend(addresses(slice));
+    }
+    for slice in plan.create.iter().chain(&plan.update) {
+        after.extend(addresses(slice));
+    }
+    (after.difference(&before).count(), before.difference(&after).count())
 }
 
 /// One slice per family stays even without endpoints, to tell that there are none; other empty ones
@@ -532,6 +566,7 @@ impl Controller {
         else {
             self.unseen().remove(key);
             self.topology().hinted.remove(key);
+            metrics::slices_synced(key, None);
             return Ok(Outcome::Done);
         };
         if service.metadata.deletion_timestamp.is_some() {
@@ -552,9 +587,14 @@ impl Controller {
         let wanted = endpoints_of(&service, &pods, zone_of);
         let mut existing = self.slices.by_index(BY_SERVICE, &key.to_string());
         existing.retain(|slice| slice.metadata.deletion_timestamp.is_none());
+        let mut totals = desired(&service, &wanted);
         let ratios = self.topology().ratios.clone();
         let mut plan = plan(&service, wanted, &existing, ratios.as_ref());
         self.note_hints(key, &service, &mut plan);
+        totals.slices = (existing.len() + plan.create.len()).saturating_sub(plan.delete.len());
+        metrics::slices_synced(key, Some(totals));
+        let (added, removed) = changed_endpoints(&plan, &existing);
+        metrics::endpoints_changed(added, removed);
         match self.carry_out(key, plan).await {
             Err(error) if error.is_namespace_terminating() => Ok(Outcome::Done),
             Err(error) => {

@@ -26,6 +26,7 @@ mod garbage;
 mod hints;
 mod job;
 mod legacy_token_cleaner;
+mod metrics;
 mod namespace;
 mod node_ipam;
 mod node_lifecycle;
@@ -64,4 +65,5 @@ pub use context::{
     Autoscaling, Context, Evictions, LoadBalancer, Options, Reserved, SignError, TokenSigner,
 };
 pub use descriptor::Row;
+pub use metrics::encode as encode_metrics;
 pub use table::{CONTROLLERS, run, selected};

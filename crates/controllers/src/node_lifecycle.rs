@@ -197,11 +197,15 @@ impl Controller {
         if same_taints(&old, &new) {
             return Ok(delay);
         }
+        let is_evicted = evicts(&new) && !evicts(&old);
         let version = node.metadata.resource_version.as_deref();
         let taints = (!new.is_empty()).then_some(new);
         let patch = json!({"metadata": {"resourceVersion": version}, "spec": {"taints": taints}});
         let api: Api<Node> = self.context.client.api(None);
         api.patch(name, &PatchParams::default(), &Patch::Merge(&patch)).await?;
+        if is_evicted {
+            crate::metrics::NODE_EVICTIONS.count(&[&zone_of(node)]);
+        }
         Ok(delay)
     }
 

@@ -12,7 +12,7 @@ use crate::descriptor::Row;
 use crate::{
     autoscaler, bootstrap_tokens, certificates, cluster_role_aggregation, cronjob, csr_cleaner,
     daemonset, deployment, disruption, endpoints, endpointslice, endpointslice_mirroring, garbage,
-    job, legacy_token_cleaner, namespace, node_ipam, node_lifecycle, node_ttl,
+    job, legacy_token_cleaner, metrics, namespace, node_ipam, node_lifecycle, node_ttl,
     pod_certificate_cleaner, pod_gc, pod_group_protection, policy_status, replicaset, replication,
     resource_claim, resource_quota, root_ca, service_account_tokens, service_cidr, service_lb,
     serviceaccount, statefulset, storage_version_gc, storage_version_migrator, taint_eviction,
@@ -105,6 +105,7 @@ pub async fn run(
         () = group.wait() => tracing::error!("controllers stopped: a task panicked"),
     }
     tasks.shutdown(ENDING).await;
+    metrics::stopped();
 }
 
 /// Starts them as tasks of `tasks`; the informers that they share.
@@ -121,6 +122,7 @@ fn start(
     let mut started = BTreeSet::new();
     for row in CONTROLLERS.iter().filter(|row| is_enabled(selection, row.name())) {
         assert!(started.insert(row.name()), "a controller has one row");
+        metrics::runs(row.name(), true);
         row.start(Context {
             client: client_for(row.account()),
             informers: informers.clone(),

@@ -333,6 +333,15 @@ impl Store for Etcd {
         })
     }
 
+    async fn space(&self) -> Result<store::Space> {
+        let status: Answer<messages::StatusResponse> =
+            self.call("/etcdserverpb.Maintenance/Status", messages::Empty {}).await;
+        let status = status.map_err(|s| unavailable(&s))?;
+        let is_low = status.errors.iter().any(|error| error.contains(store::NO_SPACE));
+        let disk_bytes = status.db_size.try_into().unwrap_or_default();
+        Ok(store::Space { disk_bytes, reserve_bytes: None, is_low })
+    }
+
     async fn snapshot(&self) -> Result<store::Snapshot> {
         let path = "/etcdserverpb.Maintenance/Snapshot";
         let opening = self.slow.download(path, messages::Empty {});

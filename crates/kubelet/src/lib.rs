@@ -42,6 +42,7 @@ use tokio::sync::{Notify, watch};
 pub use config::{Config, GateError, KUBELET_VERSION, NetworkGate, ServerAuth, ServerTls};
 pub use error::Error;
 use kubelet::{Kubelet, set_up_network};
+pub use node::families::{Certificate, certificate_expires, certificate_not_renewed};
 use node::this::ThisNode;
 use node::{figures, machine, measured};
 pub use pod::sysctls::{SysctlError, Sysctls};

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use base::clock;
+use base::metrics::{Buckets, Family};
 use base::task::Tasks;
 use http::{Request, Response, StatusCode, header};
 use jiff::Timestamp;
@@ -28,6 +29,42 @@ const LEAVING_TAINT: &str = "ToBeDeletedByClusterAutoscaler";
 /// Go's zero time.
 const ZERO_TIME: &str = "0001-01-01T00:00:00Z";
 
+/// A transaction has the rules of both families.
+const FAMILY: &[&str] = &["dual"];
+const LABELS: &[&str] = &["ip_family"];
+
+static SYNCS: Family = Family::histogram(
+    "kubeproxy_sync_proxy_rules_duration_seconds",
+    "[ALPHA] SyncProxyRules latency in seconds",
+    LABELS,
+    Buckets::Exponential(0.001, 2.0, 15),
+);
+/// Deviation: measured from when the proxy got the change, not from the change of the pod or Service.
+static PROGRAMMED: Family = Family::histogram(
+    "kubeproxy_network_programming_duration_seconds",
+    "[ALPHA] In Cluster Network Programming Latency in seconds",
+    LABELS,
+    Buckets::Listed(&[
+        0.25, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0,
+        90.0, 120.0, 180.0, 300.0,
+    ]),
+);
+static FAILURES: Family = Family::counter(
+    "kubeproxy_sync_proxy_rules_nftables_sync_failures_total",
+    "[ALPHA] Cumulative proxy nftables sync failures",
+    LABELS,
+);
+static LAST_SYNC: Family = Family::gauge(
+    "kubeproxy_sync_proxy_rules_last_timestamp_seconds",
+    "[ALPHA] The last time proxy rules were successfully synced",
+    LABELS,
+);
+static LAST_QUEUED: Family = Family::gauge(
+    "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds",
+    "[ALPHA] The last time a sync of proxy rules was queued",
+    LABELS,
+);
+
 pub struct Status(Mutex<State>);
 
 struct State {
@@ -37,26 +74,16 @@ struct State {
     under_way: Option<Timestamp>,
     updated: Option<Timestamp>,
     eligible: bool,
-    syncs: u64,
-    failures: u64,
-    seconds: f64,
 }
 
 impl Status {
     pub fn new() -> Self {
-        Self(Mutex::new(State {
-            queued: None,
-            under_way: None,
-            updated: None,
-            eligible: true,
-            syncs: 0,
-            failures: 0,
-            seconds: 0.0,
-        }))
+        Self(Mutex::new(State { queued: None, under_way: None, updated: None, eligible: true }))
     }
 
     pub fn queued(&self) {
         self.state().queued.get_or_insert_with(clock::now);
+        LAST_QUEUED.set(FAMILY, seconds(clock::now()));
     }
 
     pub fn node(&self, node: Option<&Node>) {
@@ -74,14 +101,18 @@ impl Status {
 
     pub fn done(&self, took: Duration, succeeded: bool) {
         let mut state = self.state();
-        state.syncs += 1;
-        state.seconds += took.as_secs_f64();
+        let now = clock::now();
+        SYNCS.took(FAMILY, took);
         let seen = state.under_way.take();
         if succeeded {
-            state.updated = Some(clock::now());
+            state.updated = Some(now);
+            LAST_SYNC.set(FAMILY, seconds(now));
+            if let Some(seen) = seen {
+                PROGRAMMED.observe(FAMILY, seconds(now) - seconds(seen));
+            }
         } else {
-            state.failures += 1;
-            state.queued = seen.or_else(|| Some(clock::now()));
+            FAILURES.count(FAMILY);
+            state.queued = seen.or(Some(now));
         }
     }
 
@@ -115,27 +146,20 @@ impl Status {
         response.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, sniffing);
         response
     }
+}
 
-    fn metrics(&self) -> String {
-        let state = self.state();
-        let name = "kubeproxy_sync_proxy_rules";
-        let mut page = format!(
-            "# TYPE {name}_duration_seconds summary\n\
-             {name}_duration_seconds_sum {}\n\
-             {name}_duration_seconds_count {}\n\
-             # TYPE {name}_nftables_sync_failures_total counter\n\
-             {name}_nftables_sync_failures_total {}\n\
-             # TYPE {name}_last_timestamp_seconds gauge\n\
-             {name}_last_timestamp_seconds {}\n",
-            state.seconds,
-            state.syncs,
-            state.failures,
-            state.updated.map_or(0, Timestamp::as_second),
-        );
-        release::features::encode_metrics(&mut page);
-        client::encode_requests(&mut page);
-        page
-    }
+fn seconds(at: Timestamp) -> f64 {
+    at.as_millisecond() as f64 / 1e3
+}
+
+fn page() -> String {
+    let mut page = String::new();
+    base::metrics::encode(&[&PROGRAMMED, &SYNCS, &LAST_QUEUED, &LAST_SYNC, &FAILURES], &mut page);
+    base::metrics::process::encode(&mut page);
+    release::features::encode_metrics(&mut page);
+    client::encode_requests(&mut page);
+    base::metrics::encode_registered(&mut page);
+    page
 }
 
 impl State {
@@ -175,10 +199,10 @@ fn healthz(status: &Status, path: &str) -> Response<Body> {
     }
 }
 
-fn metrics(status: &Status, path: &str) -> Response<Body> {
+fn metrics(_: &Status, path: &str) -> Response<Body> {
     let text = "text/plain; charset=utf-8";
     match path {
-        "/metrics" => answer(StatusCode::OK, "text/plain; version=0.0.4", status.metrics()),
+        "/metrics" => answer(StatusCode::OK, "text/plain; version=0.0.4", page()),
         "/healthz" => answer(StatusCode::OK, text, "ok"),
         "/proxyMode" => answer(StatusCode::OK, text, "nftables"),
         _ => answer(StatusCode::NOT_FOUND, text, "404 page not found\n"),

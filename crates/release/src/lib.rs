@@ -5,6 +5,7 @@
 //! release to the next are in `docs/releasing.md`.
 
 pub mod features;
+pub mod stable_metrics;
 
 /// A release of Kubernetes, in all forms in which it is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -54,3 +54,27 @@ pub enum ClusterEvent {
         resource: Option<String>,
     },
 }
+
+impl ClusterEvent {
+    /// Upstream's name of the event, for metrics. One event here may be one of several there.
+    pub fn label(&self) -> &'static str {
+        match self {
+            Self::NodeAdded(_) => "NodeAdd",
+            Self::NodeUpdated { .. } => "NodeUpdate",
+            Self::NodeRemoved => "NodeDelete",
+            Self::PodAssigned(_) => "AssignedPodAdd",
+            Self::PodChanged { .. } => "AssignedPodUpdate",
+            Self::PodRemoved(_) => "AssignedPodDelete",
+            Self::PodAdded(_) => "UnschedulablePodAdd",
+            Self::PodUpdated => "UnschedulablePodUpdate",
+            Self::NamespaceChanged => "NamespaceUpdate",
+            Self::VolumesChanged(Some(_)) => "PersistentVolumeClaimUpdate",
+            Self::VolumesChanged(None) => "PersistentVolumeUpdate",
+            Self::DriversChanged => "storage.k8s.io/CSINodeUpdate",
+            Self::RoomGrew => "storage.k8s.io/CSIStorageCapacityUpdate",
+            Self::ClaimChanged { .. } => "resource.k8s.io/ResourceClaimUpdate",
+            Self::DevicesChanged => "resource.k8s.io/ResourceSliceUpdate",
+            Self::ClassChanged { .. } => "resource.k8s.io/DeviceClassUpdate",
+        }
+    }
+}

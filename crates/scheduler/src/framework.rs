@@ -12,6 +12,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use base::metrics::Timer;
 use futures::future::BoxFuture;
 
 use crate::cluster::{Cluster, WhatIf};
@@ -19,6 +20,7 @@ use crate::config::{Args, ConfigError, Point, Profile};
 use crate::error::BindError;
 pub use crate::error::Rejection;
 pub use crate::event::ClusterEvent;
+use crate::families;
 use crate::node::NodeInfo;
 use crate::objects::Objects;
 use crate::pod::PodInfo;
@@ -217,6 +219,8 @@ pub struct Framework {
     percentage: usize,
     /// The index of the node at which the next search starts.
     start: AtomicUsize,
+    /// The profile's name, for metrics.
+    profile: String,
 }
 
 /// The plugins of one point: each that has it, in the profile's order.
@@ -302,6 +306,7 @@ impl Framework {
             hints: built.values().map(|(row, _)| (row.name, row.hint)).collect(),
             percentage: profile.percentage,
             start: AtomicUsize::new(0),
+            profile: profile.name.clone(),
         };
         if let Some(why) = profile.args.fit_refused.as_ref() {
             let plugin = "NodeResourcesFit";
@@ -375,7 +380,17 @@ impl Framework {
         if diagnosis.nodes == 0 {
             return Err(diagnosis);
         }
-        let skipped = match self.pre_filter(&mut state, pod, cluster) {
+        let timer = Timer::start();
+        let skipped = self.pre_filter(&mut state, pod, cluster);
+        for (name, _) in &self.pre_filter {
+            families::evaluated("PreFilter", name, &self.profile, 1);
+        }
+        let rejected =
+            |broken| if broken { families::ERROR } else { families::UNSCHEDULABLE_STATUS };
+        let outcome =
+            skipped.as_ref().err().map_or(families::SUCCESS, |(_, one)| rejected(one.broken));
+        families::point("PreFilter", &self.profile, outcome, timer);
+        let skipped = match skipped {
             Ok(skipped) => skipped,
             Err((plugin, rejection)) => {
                 diagnosis.plugins.insert(plugin);
@@ -395,12 +410,14 @@ impl Framework {
         let mut fitting = vec![];
         let start = self.start.load(Ordering::Relaxed);
         let mut looked = 0;
+        let mut counts = Counts::new(self, &filters);
         // From where the last look ended: with many nodes not all are looked at.
         for node in cluster.nodes_from(start) {
             looked += 1;
             match self.filter_with_nominated(&state, pod, node, cluster, &filters) {
                 Ok(()) => fitting.push(node),
                 Err((plugin, rejection)) => {
+                    counts.rejected(plugin);
                     diagnosis.plugins.insert(plugin);
                     if rejection.broken {
                         let why = rejection.reasons.join(", ");
@@ -416,6 +433,7 @@ impl Framework {
             }
         }
         self.start.store((start + looked) % diagnosis.nodes, Ordering::Relaxed);
+        counts.finish(fitting.len());
         match fitting.as_slice() {
             [] => Err(diagnosis),
             [only] => Ok(vec![(&only.name, 0)]),
@@ -430,8 +448,19 @@ impl Framework {
         cluster: &Cluster,
     ) -> Result<BTreeSet<&'static str>, (&'static str, Rejection)> {
         let mut skipped = BTreeSet::new();
+        let is_sampled = families::is_sampled();
         for (name, point) in &self.pre_filter {
-            match point.pre_filter(state, pod, cluster) {
+            let timer = is_sampled.then(Timer::start);
+            let outcome = point.pre_filter(state, pod, cluster);
+            if let Some(timer) = timer {
+                let status = match &outcome {
+                    Ok(Next::Filter) => families::SUCCESS,
+                    Ok(Next::Skip) => families::SKIP,
+                    Err(_) => families::UNSCHEDULABLE_STATUS,
+                };
+                families::plugin("PreFilter", name, status, timer);
+            }
+            match outcome {
                 Ok(Next::Filter) => {}
                 Ok(Next::Skip) => {
                     skipped.insert(*name);
@@ -515,12 +544,16 @@ impl Framework {
         nodes: &[&'a NodeInfo],
     ) -> Vec<(&'a str, i64)> {
         let mut totals = vec![0i64; nodes.len()];
+        let (whole, is_sampled) = (Timer::start(), families::is_sampled());
         for scorer in &self.scorers {
-            if let Some(before) = &scorer.before
-                && before.pre_score(state, pod, cluster, nodes) == Next::Skip
-            {
-                continue;
+            if let Some(before) = &scorer.before {
+                families::evaluated("PreScore", scorer.name, &self.profile, 1);
+                if before.pre_score(state, pod, cluster, nodes) == Next::Skip {
+                    continue;
+                }
             }
+            families::evaluated("Score", scorer.name, &self.profile, nodes.len());
+            let timer = is_sampled.then(Timer::start);
             let point = &scorer.score;
             let mut scores: Vec<_> =
                 nodes.iter().map(|node| point.score(state, pod, node, cluster)).collect();
@@ -529,7 +562,11 @@ impl Framework {
                 debug_assert!((0..=MAX_SCORE).contains(&score), "{} scored {score}", scorer.name);
                 *total += score * scorer.weight;
             }
+            if let Some(timer) = timer {
+                families::plugin("Score", scorer.name, families::SUCCESS, timer);
+            }
         }
+        families::point("Score", &self.profile, families::SUCCESS, whole);
         nodes.iter().map(|node| node.name.as_str()).zip(totals).collect()
     }
 
@@ -541,25 +578,31 @@ impl Framework {
     ) -> PostFiltered {
         let mut all = PostFiltered::default();
         let mut messages = vec![];
+        let timer = Timer::start();
         for (_, point) in &self.post_filter {
             let one = point.post_filter(self, pod, cluster, diagnosis);
             all.work = all.work.or(one.work);
             if one.nominated.is_some() {
+                families::point("PostFilter", &self.profile, families::SUCCESS, timer);
                 return PostFiltered { work: all.work, ..one };
             }
             messages.extend(Some(one.message).filter(|message| !message.is_empty()));
         }
+        families::point("PostFilter", &self.profile, families::UNSCHEDULABLE_STATUS, timer);
         PostFiltered { message: messages.join(", "), ..all }
     }
 
     pub fn reserve(&self, pod: &PodInfo, node: &str) -> Result<CycleState, Rejection> {
         let mut state = CycleState::default();
+        let timer = Timer::start();
         for (_, point) in &self.reserve {
             if let Err(rejection) = point.reserve(&mut state, pod, node) {
+                families::point("Reserve", &self.profile, families::UNSCHEDULABLE_STATUS, timer);
                 self.unreserve(&state, pod, node);
                 return Err(rejection);
             }
         }
+        families::point("Reserve", &self.profile, families::SUCCESS, timer);
         Ok(state)
     }
 
@@ -578,9 +621,29 @@ impl Framework {
 
     /// Permit and PreBind.
     pub async fn pre_bind(&self, pod: &PodInfo, node: &str) -> Result<(), BindError> {
+        let timer = Timer::start();
+        let permitted = self.permit(pod, node).await;
+        let status = families::status(&permitted, families::UNSCHEDULABLE_STATUS);
+        families::point("Permit", &self.profile, status, timer);
+        if !self.permit.is_empty() {
+            families::permitted(permitted.is_ok(), timer);
+        }
+        permitted?;
+        let timer = Timer::start();
+        let prepared = self.prepare(pod, node).await;
+        let status = families::status(&prepared, families::ERROR);
+        families::point("PreBind", &self.profile, status, timer);
+        prepared
+    }
+
+    async fn permit(&self, pod: &PodInfo, node: &str) -> Result<(), BindError> {
         for (_, point) in &self.permit {
             point.permit(pod, node).await.map_err(BindError::Rejected)?;
         }
+        Ok(())
+    }
+
+    async fn prepare(&self, pod: &PodInfo, node: &str) -> Result<(), BindError> {
         for (_, point) in &self.pre_bind {
             point.pre_bind(pod, node).await?;
         }
@@ -588,16 +651,50 @@ impl Framework {
     }
 
     pub async fn bind(&self, pod: &PodInfo, node: &str) -> Result<(), BindError> {
-        match self.bind.first() {
-            Some((_, point)) => point.bind(pod, node).await,
-            None => Ok(()),
-        }
+        let Some((_, point)) = self.bind.first() else { return Ok(()) };
+        let timer = Timer::start();
+        let bound = point.bind(pod, node).await;
+        let status = families::status(&bound, families::ERROR);
+        families::point("Bind", &self.profile, status, timer);
+        bound
     }
 
     pub fn post_bind(&self, pod: &PodInfo, node: &str) {
         for (_, point) in &self.post_bind {
             point.post_bind(pod, node);
         }
+    }
+}
+
+/// How often the filters of one attempt ran: a filter runs on each node that the ones before it accept.
+struct Counts<'a> {
+    framework: &'a Framework,
+    timer: Timer,
+    /// By filter: its name, and the nodes that it rejected.
+    rejected: Vec<(&'static str, usize)>,
+}
+
+impl<'a> Counts<'a> {
+    fn new(framework: &'a Framework, filters: &[&(&'static str, Arc<dyn Filter>)]) -> Self {
+        let rejected = filters.iter().map(|(name, _)| (*name, 0)).collect();
+        Self { framework, timer: Timer::start(), rejected }
+    }
+
+    fn rejected(&mut self, plugin: &str) {
+        let known = self.rejected.iter_mut().find(|(name, _)| *name == plugin);
+        known.into_iter().for_each(|(_, count)| *count += 1);
+    }
+
+    fn finish(self, fitting: usize) {
+        let profile = &self.framework.profile;
+        let mut runs = fitting;
+        for (name, rejected) in self.rejected.iter().rev() {
+            runs += rejected;
+            families::evaluated("Filter", name, profile, runs);
+        }
+        let is_fitting =
+            if fitting > 0 { families::SUCCESS } else { families::UNSCHEDULABLE_STATUS };
+        families::point("Filter", profile, is_fitting, self.timer);
     }
 }
 

@@ -4,8 +4,9 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::sync::{Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
+use k8s_openapi::api::core::v1::Pod;
 use tokio::time::Instant;
 
 use crate::queue::{Pending, Tried};
@@ -78,6 +79,9 @@ impl Histogram {
 /// The queues, which know the waiting pods.
 pub trait Waits: Send + Sync {
     fn pending(&self) -> Pending;
+
+    /// All pods that the scheduler knows, with and without a node.
+    fn pods(&self) -> Vec<Arc<Pod>>;
 }
 
 struct Figures {
@@ -140,6 +144,12 @@ pub fn add(queue: Weak<dyn Waits>) {
     figures.queues.push(queue);
 }
 
+/// The pods of the cluster, from the cache of one scheduler of this process.
+pub fn pods() -> Vec<Arc<Pod>> {
+    let first = figures().queues.iter().find_map(Weak::upgrade);
+    first.map(|scheduler| scheduler.pods()).unwrap_or_default()
+}
+
 /// An attempt is over.
 pub fn attempted(profile: &str, outcome: Outcome, tried: Option<Tried>) {
     if let Some(tried) = tried {
@@ -170,6 +180,7 @@ pub fn encode(out: &mut String) {
     // Read without the lock, because the scheduling cycle takes its own lock first.
     let pending = queues.iter().fold(Pending::default(), |sum, one| sum + one.pending());
     write(out, &figures(), &pending);
+    crate::families::encode(out);
 }
 
 fn write(out: &mut String, figures: &Figures, pending: &Pending) {
@@ -246,7 +257,6 @@ fn attempts(out: &mut String, figures: &Figures) {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
     use std::time::Duration;
 
     use super::*;
@@ -256,6 +266,10 @@ mod tests {
     impl Waits for Two {
         fn pending(&self) -> Pending {
             Pending { active: 2, ..Pending::default() }
+        }
+
+        fn pods(&self) -> Vec<Arc<Pod>> {
+            vec![]
         }
     }
 

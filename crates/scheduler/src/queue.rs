@@ -20,6 +20,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::families;
 use crate::framework::{ClusterEvent, Framework};
 use crate::pod::PodInfo;
 
@@ -49,10 +50,46 @@ struct Waiting {
     plugins: BTreeSet<&'static str>,
     /// Events during the attempt, until it is settled.
     missed: Vec<ClusterEvent>,
+    /// The plugins that the metrics count it for.
+    blamed: Vec<&'static str>,
     /// When it could be tried first; gates do not count.
     first: Option<Instant>,
     /// When it was tried last.
     started: Option<Instant>,
+}
+
+impl Place {
+    /// The metrics' name of the queue.
+    fn queue(&self) -> Option<&'static str> {
+        match self {
+            Self::Active => Some("active"),
+            Self::Backoff(_) | Self::ErrorBackoff(_) => Some("backoff"),
+            Self::Unschedulable { .. } | Self::Gated => Some("unschedulable"),
+            Self::InFlight => None,
+        }
+    }
+}
+
+/// No reason to count a pod again.
+const SAME: &str = "";
+
+impl Waiting {
+    /// Counts a rejected pod for the plugins that rejected it.
+    fn blame(&mut self) {
+        self.exculpate();
+        if matches!(self.place, Place::Unschedulable { .. } | Place::Gated) {
+            self.blamed = self.plugins.iter().copied().collect();
+            for plugin in &self.blamed {
+                families::unschedulable(plugin, &self.pod.scheduler, 1.0);
+            }
+        }
+    }
+
+    fn exculpate(&mut self) {
+        for plugin in self.blamed.drain(..) {
+            families::unschedulable(plugin, &self.pod.scheduler, -1.0);
+        }
+    }
 }
 
 /// How often a pod was tried, and since when.
@@ -162,11 +199,12 @@ impl Queue {
                 attempts: 0,
                 plugins,
                 missed: vec![],
+                blamed: vec![],
                 first: None,
                 started: None,
             };
             self.pods.insert(uid.clone(), waiting);
-            return self.move_to(&uid, place);
+            return self.move_to(&uid, place, "UnschedulablePodAdd");
         };
         let changed = known.pod.differs_in_spec(&pod);
         let attempts = known.attempts;
@@ -199,23 +237,33 @@ impl Queue {
             }
             place => place,
         };
-        self.move_to(&uid, place);
+        self.move_to(&uid, place, if changed { "UnschedulablePodUpdate" } else { SAME });
     }
 
     pub fn remove(&mut self, uid: &str) {
         self.take_out(uid);
-        self.pods.remove(uid);
+        if let Some(mut gone) = self.pods.remove(uid) {
+            gone.exculpate();
+        }
     }
 
     /// The next pod to try, now in flight. The caller owes [`settle`](Self::settle) or
     /// [`remove`](Self::remove).
     pub fn pop(&mut self) -> Option<Arc<PodInfo>> {
-        let (_, uid) = self.active.pop_first().or_else(|| self.spare.pop_first())?;
+        let (_, uid) = match self.active.pop_first() {
+            Some(first) => first,
+            None => {
+                let first = self.spare.pop_first()?;
+                families::incoming("active", "PopFromBackoffQ");
+                first
+            }
+        };
         let waiting = self.pods.get_mut(&uid).expect("active pods are known");
         waiting.place = Place::InFlight;
         waiting.attempts += 1;
         waiting.started = Some(Instant::now());
         waiting.missed.clear();
+        waiting.exculpate();
         Some(waiting.pod.clone())
     }
 
@@ -266,7 +314,7 @@ impl Queue {
         if let Some(waiting) = self.pods.get_mut(uid) {
             waiting.plugins = plugins;
         }
-        self.move_to(uid, place);
+        self.move_to(uid, place, "ScheduleAttemptFailure");
     }
 
     /// Something happened: pods that it may help are tried again.
@@ -295,11 +343,12 @@ impl Queue {
             if let Some(waiting) = self.pods.get_mut(&uid) {
                 waiting.plugins = plugins;
             }
-            self.move_to(&uid, place);
+            self.move_to(&uid, place, event.label());
         }
         for (uid, attempts, since) in moves {
             let until = self.backoff(attempts, since);
-            self.move_to(&uid, if until <= now { Place::Active } else { Place::Backoff(until) });
+            let place = if until <= now { Place::Active } else { Place::Backoff(until) };
+            self.move_to(&uid, place, event.label());
         }
     }
 
@@ -314,13 +363,15 @@ impl Queue {
                 _ => continue,
             };
             if until <= now {
-                ripe.push(uid.clone());
+                let is_backoff = !matches!(waiting.place, Place::Unschedulable { .. });
+                let event = if is_backoff { "BackoffComplete" } else { "UnschedulableTimeout" };
+                ripe.push((uid.clone(), event));
             } else {
                 next = Some(next.map_or(until, |known| known.min(until)));
             }
         }
-        for uid in ripe {
-            self.move_to(&uid, Place::Active);
+        for (uid, event) in ripe {
+            self.move_to(&uid, Place::Active, event);
         }
         next
     }
@@ -332,11 +383,16 @@ impl Queue {
         }
     }
 
-    fn move_to(&mut self, uid: &str, place: Place) {
+    /// `event` is the metrics' name of the reason.
+    fn move_to(&mut self, uid: &str, place: Place, event: &str) {
         let Some(waiting) = self.pods.get_mut(uid) else {
             return;
         };
+        if waiting.place != place && event != SAME {
+            place.queue().into_iter().for_each(|queue| families::incoming(queue, event));
+        }
         waiting.place = place;
+        waiting.blame();
         if waiting.place == Place::Active {
             waiting.first.get_or_insert_with(Instant::now);
         }

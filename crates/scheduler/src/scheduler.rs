@@ -4,6 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use base::metrics::Timer;
 use base::task::{Stop, Tasks};
 use client::{
     Api, Client, DeleteParams, ErrorExt, Event, EventRecorder, EventType, Informers, Lister,
@@ -12,6 +13,7 @@ use client::{
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::{Namespace, Node, ObjectReference, Pod};
 use machinery::Time;
+use machinery::selector::Selector;
 use serde_json::json;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
@@ -20,6 +22,7 @@ use crate::cluster::Cluster;
 use crate::config::{Args, Config, ConfigError};
 use crate::error::BindError;
 use crate::extender::Extenders;
+use crate::families;
 use crate::framework::{ClusterEvent, CycleState, Diagnosis, Framework, Handle, choose};
 use crate::gang::{Gangs, Group, Groups};
 use crate::metrics::{self, Outcome};
@@ -113,6 +116,10 @@ impl Frameworks for Profiles {
 impl metrics::Waits for Scheduler {
     fn pending(&self) -> Pending {
         self.state().queue.pending()
+    }
+
+    fn pods(&self) -> Vec<Arc<Pod>> {
+        self.pods.list(None, &Selector::everything())
     }
 }
 
@@ -462,7 +469,10 @@ impl Scheduler {
     /// One decision.
     fn attempt(&self, state: &mut State, pod: Arc<PodInfo>, gang: Option<Gang>) -> Step {
         let Some(framework) = self.profiles.of(&pod) else { return Step::Jobs(vec![]) };
-        match framework.candidates(&pod, &state.cluster) {
+        let timer = Timer::start();
+        let candidates = framework.candidates(&pod, &state.cluster);
+        families::decided(timer);
+        match candidates {
             Ok(nodes) if self.extenders.concern(&pod) => {
                 let nodes = nodes.into_iter().map(|(name, score)| (name.to_owned(), score));
                 Step::Ask(pod, nodes.collect(), gang)
@@ -599,6 +609,7 @@ impl Scheduler {
 
     async fn bind(&self, pod: &PodInfo, node: &str, reserved: &CycleState) {
         let Some(framework) = self.profiles.of(pod) else { return };
+        let _running = families::Running::new("binding");
         // Read before the pod counts as assigned, which ends its waiting.
         let tried = self.state().queue.tried(&pod.uid);
         let bound = async {

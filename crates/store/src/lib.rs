@@ -232,6 +232,19 @@ pub struct Status {
     pub alarms: Vec<String>,
 }
 
+/// The disk of a store, for monitoring.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Space {
+    pub disk_bytes: u64,
+    /// Bytes that the backend holds back for deletes, if it does so.
+    pub reserve_bytes: Option<u64>,
+    /// The disk is full: only deletes and small updates are accepted.
+    pub is_low: bool,
+}
+
+/// etcd's name of the alarm that the disk is full: only deletes and small updates are accepted.
+pub const NO_SPACE: &str = "NOSPACE";
+
 /// Durations by powers of two: the first bound is a millisecond, as in etcd's own metric.
 #[derive(Clone, Debug, Default)]
 pub struct Histogram {
@@ -353,7 +366,10 @@ pub enum Error {
     Unsupported(&'static str),
     #[error("the value under {key} has {size} bytes, the limit is {limit}")]
     TooLarge { key: String, size: usize, limit: usize },
-    /// Disk full, I/O error, lost connection: the write was refused or its outcome is unknown.
+    /// The disk is full: the write was refused.
+    #[error("the store is unavailable: {0}")]
+    NoSpace(Arc<str>),
+    /// I/O error, lost connection: the write was refused or its outcome is unknown.
     #[error("the store is unavailable: {0}")]
     Unavailable(Arc<str>),
     /// The store was closed for good. The outcome of a concurrent write is unknown.
@@ -401,6 +417,12 @@ pub trait Store: Send + Sync + 'static {
     /// Gives the lease its full time again; returns that time in seconds.
     async fn lease_keep_alive(&self, lease: LeaseId) -> Result<i64>;
     async fn status(&self) -> Result<Status>;
+    /// A part of the status that costs less than all of it.
+    async fn space(&self) -> Result<Space> {
+        let status = self.status().await?;
+        let is_low = status.alarms.iter().any(|alarm| alarm.contains(NO_SPACE));
+        Ok(Space { disk_bytes: status.disk_bytes, reserve_bytes: None, is_low })
+    }
     /// The live data as one file (see [`snapshot`]); other calls go on meanwhile.
     async fn snapshot(&self) -> Result<Snapshot>;
     /// The store's revision at a time, in milliseconds since 1970; `Compacted` if that is no longer

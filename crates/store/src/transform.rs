@@ -11,8 +11,8 @@ use tokio::sync::mpsc;
 
 use crate::{
     Compare, Error, Event, Field, KeyRange, KeyValue, Lease, LeaseId, Op, OpResult, RangeRequest,
-    RangeResponse, Result, Revision, Snapshot, Status, Store, Txn, TxnResponse, Value, Watch,
-    WatchItem, WatchRequest,
+    RangeResponse, Result, Revision, Snapshot, Space, Status, Store, Txn, TxnResponse, Value,
+    Watch, WatchItem, WatchRequest,
 };
 
 /// Items that may wait between the inner watch and the reader.
@@ -248,6 +248,10 @@ impl Store for Transformed {
 
     async fn status(&self) -> Result<Status> {
         self.inner.status().await
+    }
+
+    async fn space(&self) -> Result<Space> {
+        self.inner.space().await
     }
 
     /// With values at rest: the restored store opens them with the same transformation.

@@ -50,6 +50,12 @@ pub fn cbor_client() -> Option<PathBuf> {
     newest("cbor-client").ok().flatten()
 }
 
+/// The API server of upstream that `cargo xtask kube-apiserver` has built.
+pub fn kube_apiserver() -> Option<PathBuf> {
+    let named = std::env::var_os("DECAPOD_KUBE_APISERVER").map(PathBuf::from);
+    named.or_else(|| newest("kube-apiserver").ok().flatten())
+}
+
 /// The newest, by the name of its directory, of the cached programs with this name.
 fn newest(name: &str) -> Result<Option<PathBuf>> {
     let cache = cache()?;

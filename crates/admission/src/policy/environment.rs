@@ -26,7 +26,7 @@ pub(crate) const POLICY_COST: u64 = 10_000_000;
 const CONDITIONS_COST: u64 = 2_500_000;
 /// The cost limit of one expression. Upstream: `PerCallLimit`.
 const CALL_COST: u64 = 1_000_000;
-const OUT_OF_BUDGET: &str =
+pub(super) const OUT_OF_BUDGET: &str =
     "validation failed due to running out of cost budget, no further validation rules will be run";
 const NAMES: [&str; 6] =
     ["object", "oldObject", "request", "params", "namespaceObject", "variables"];

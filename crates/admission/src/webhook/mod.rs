@@ -18,7 +18,9 @@ use std::time::Duration;
 
 use apiserver::StatusError;
 use apiserver::admission::Attributes;
+use apiserver::metrics::ADMISSION_WEBHOOK;
 use apiserver::resource::Resource;
+use base::metrics::Timer;
 use machinery::status::Reason;
 use serde_json::Value;
 
@@ -36,8 +38,28 @@ enum Failure {
     Refused(StatusError),
 }
 
-/// Calls one webhook; returns its answer if it allowed the request.
+/// Calls one webhook; returns its answer if it allowed the request. Measures the call.
 async fn ask(
+    clients: &Clients,
+    attributes: &Attributes<'_>,
+    hook: &Hook,
+    row: &Resource,
+    is_mutating: bool,
+) -> Result<Verdict, Failure> {
+    let timer = Timer::start();
+    let outcome = consult(clients, attributes, hook, row, is_mutating).await;
+    let rejected = match &outcome {
+        Ok(_) => "false",
+        Err(Failure::Calling(_)) if hook.fails_open => "false",
+        Err(_) => "true",
+    };
+    let step = if is_mutating { "admit" } else { "validating" };
+    let labels = [&*hook.name, attributes.operation.as_str(), rejected, step];
+    ADMISSION_WEBHOOK.took(&labels, timer.elapsed());
+    outcome
+}
+
+async fn consult(
     clients: &Clients,
     attributes: &Attributes<'_>,
     hook: &Hook,

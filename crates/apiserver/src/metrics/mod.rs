@@ -6,7 +6,7 @@
 //! Invariant: label values come from rows and from tables here, never from clients, so that clients cannot
 //! make the families grow.
 
-pub mod process;
+pub(crate) mod families;
 pub(crate) mod storage;
 mod text;
 
@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+pub use families::ADMISSION_WEBHOOK;
 pub(crate) use text::{Histogram, Labels, histograms};
 pub use text::{family, label, labels, samples};
 
@@ -40,6 +41,8 @@ pub struct Metrics {
     /// Locked for a few instructions at a time; never held across an await.
     families: Mutex<Families>,
     sources: Mutex<Vec<Source>>,
+    /// Of the page `/metrics/resources`.
+    resources: Mutex<Vec<Source>>,
 }
 
 #[derive(Default)]
@@ -96,6 +99,19 @@ impl WatchNumbers {
 impl Metrics {
     pub fn register(&self, source: Source) {
         self.sources.lock().expect("no panic under the lock").push(source);
+    }
+
+    /// Adds a source to `/metrics/resources`, which upstream's scheduler serves.
+    pub fn register_resources(&self, source: Source) {
+        self.resources.lock().expect("no panic under the lock").push(source);
+    }
+
+    /// The page `/metrics/resources`; `None` without a source.
+    pub fn encode_resources(&self) -> Option<String> {
+        let sources = self.resources.lock().expect("no panic under the lock");
+        let mut out = String::new();
+        sources.iter().for_each(|source| source(&mut out));
+        (!sources.is_empty()).then_some(out)
     }
 
     fn families(&self) -> MutexGuard<'_, Families> {
@@ -177,6 +193,7 @@ impl Metrics {
         for source in self.sources.lock().expect("no panic under the lock").iter() {
             source(&mut out);
         }
+        families::encode(&mut out);
         out
     }
 }

@@ -3,12 +3,30 @@
 //! Upstream: `apiserver/pkg/storage/etcd3/metrics`.
 
 use std::collections::BTreeMap;
+use std::fmt::Write;
 use std::future::Future;
 use std::sync::Mutex;
 
 use super::DURATIONS;
 use super::text::{Histogram, Labels, family, histograms, labels, samples};
 use crate::resource::Resource;
+
+/// The store's disk. Upstream numbers its etcd clusters; a server here has one store.
+pub(crate) fn encode_space(space: &store::Space, out: &mut String) {
+    let name = "apiserver_storage_size_bytes";
+    let help = "[STABLE] Size of the storage database file physically allocated in bytes.";
+    family(out, name, "gauge", help);
+    samples(out, name, [(&labels([("storage_cluster_id", "etcd-0")]), space.disk_bytes)]);
+    let Some(reserve) = space.reserve_bytes else { return };
+    let name = "decapod_store_reserve_bytes";
+    let help = "[ALPHA] Bytes of the disk that the embedded store holds back for deletes.";
+    family(out, name, "gauge", help);
+    let _ = writeln!(out, "{name} {reserve}");
+    let name = "decapod_store_low_on_space";
+    let help = "[ALPHA] Whether the disk is full, so that the embedded store takes only deletes and small updates.";
+    family(out, name, "gauge", help);
+    let _ = writeln!(out, "{name} {}", u8::from(space.is_low));
+}
 
 #[derive(Default)]
 pub(crate) struct StorageNumbers {

@@ -357,6 +357,15 @@ impl Registry {
         self.0.numbers.encode(out);
     }
 
+    /// The families about the store's disk. A store that does not answer soon has none.
+    pub(crate) async fn encode_space(&self, out: &mut String) {
+        const PATIENCE: std::time::Duration = std::time::Duration::from_secs(2);
+        let space = tokio::time::timeout(PATIENCE, self.0.store.space()).await;
+        if let Ok(Ok(space)) = space {
+            crate::metrics::storage::encode_space(&space, out);
+        }
+    }
+
     /// The store's newest revision.
     pub async fn revision(&self) -> Result<Revision, StatusError> {
         self.0.store.revision().await.map_err(store_error)
@@ -392,7 +401,7 @@ pub fn store_error(error: store::Error) -> StatusError {
             Reason::RequestEntityTooLarge,
             format!("etcdserver: request is too large ({error})"),
         ),
-        store::Error::Unavailable(why) => {
+        store::Error::Unavailable(why) | store::Error::NoSpace(why) => {
             StatusError::new(Reason::ServiceUnavailable, format!("the state store refuses: {why}"))
         }
         store::Error::Closed => {

@@ -77,6 +77,7 @@ pub(crate) async fn dispatch(
     let (accept, ctx) = (call.accept, call.ctx.clone());
     let trail = Trail::of(&call.parts).cloned();
     if let Some(text) = &ctx.resource.deprecation {
+        crate::metrics::families::requested_deprecated(&ctx.resource, &ctx.subresource, text);
         ctx.warn(&**text);
         ctx.annotate("k8s.io/deprecated", "true");
     }

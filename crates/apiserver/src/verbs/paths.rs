@@ -67,7 +67,16 @@ pub async fn serve(
             only_get(&parts)?;
             revision_at(shared, &query).await
         }
-        "/metrics" => Ok(figures(shared.metrics.encode())),
+        "/metrics" => {
+            let mut page = shared.metrics.encode();
+            shared.registry.encode_space(&mut page).await;
+            base::metrics::encode_registered(&mut page);
+            Ok(figures(page))
+        }
+        "/metrics/resources" => {
+            let page = shared.metrics.encode_resources();
+            Ok(page.map_or_else(codec::page_not_found, figures))
+        }
         "/metrics/slis" => Ok(figures(Health::slis([&shared.health]))),
         path if path.starts_with("/debug/api_priority_and_fairness/") => {
             let page = match &shared.limiter {

@@ -10,6 +10,7 @@
 
 use std::time::Duration;
 
+use base::metrics::Timer;
 use bytes::Bytes;
 use futures::{Stream, StreamExt};
 use http::{Request, Response, StatusCode, header};
@@ -24,9 +25,11 @@ use super::list::given;
 use super::{Call, get, list_options};
 use crate::codec::frames::Framer;
 use crate::codec::{self, Media, cbor};
+use crate::metrics::families::WATCH_LIST;
 use crate::registry::parse_version;
 use crate::relay;
 use crate::resource::Body;
+use crate::stored::WatchEvent;
 
 pub async fn watch(call: Call) -> Result<Response<Body>, StatusError> {
     get::refuse_export(&call)?;
@@ -58,10 +61,16 @@ pub async fn watch(call: Call) -> Result<Response<Body>, StatusError> {
     let events = call.registry().watch(&call.row, call.namespace(), &options).await?;
     let mut framer = Framer::new(call.row.clone(), &call.accept, table_options);
     let numbers = call.shared.metrics.watch(&call.row);
+    let (row, timer) = (call.row.clone(), Timer::start());
+    let scope = if call.namespace().is_empty() { "cluster" } else { "namespace" };
     let frames = events
         .map(move |event| {
             let frame = framer.frame(&event);
             numbers.sent(frame.len());
+            if matches!(event, WatchEvent::Bookmark { initial_events_end: true, .. }) {
+                let labels = [row.group.as_str(), &row.plural, scope, &row.version];
+                WATCH_LIST.took(&labels, timer.elapsed());
+            }
             frame
         })
         .take_until(call.shared.shutdown());

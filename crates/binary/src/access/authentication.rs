@@ -187,6 +187,7 @@ async fn follow(mut followed: Followed, issuers: Arc<Issuers>) {
             Ok(configuration) => issuers.replace(&configuration).await,
             Err(why) => Err(why),
         };
+        auth::reload::AUTHENTICATION.note(outcome.is_ok());
         match outcome {
             Ok(()) => tracing::info!("reloaded authentication config"),
             Err(why) => tracing::error!(why, "failed to reload authentication config"),

@@ -152,7 +152,9 @@ async fn follow(mut followed: Followed, modes: Arc<Modes>) {
     loop {
         let text = followed.changed().await;
         let outcome = AuthorizationConfiguration::parse(&text);
-        match outcome.and_then(|configuration| modes.replace(&configuration)) {
+        let outcome = outcome.and_then(|configuration| modes.replace(&configuration));
+        auth::reload::AUTHORIZATION.note(outcome.is_ok());
+        match outcome {
             Ok(()) => tracing::info!("reloaded authz config"),
             Err(why) => tracing::error!(%why, "reloading authorization config"),
         }

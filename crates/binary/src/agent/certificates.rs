@@ -38,6 +38,8 @@ pub struct Order {
     signer: &'static str,
     usage: &'static str,
     pub profile: Profile,
+    /// The kubelet's own, for its metrics.
+    shown_as: Option<kubelet::Certificate>,
 }
 
 impl Order {
@@ -47,6 +49,7 @@ impl Order {
             signer: "kubernetes.io/kube-apiserver-client-kubelet",
             usage: "client auth",
             profile: pki::Identity::node(node).profile(),
+            shown_as: Some(kubelet::Certificate::Client),
         }
     }
 
@@ -57,6 +60,7 @@ impl Order {
             signer: "kubernetes.io/kubelet-serving",
             usage: "server auth",
             profile: pki::Identity::node(node).profile().with_sans(names),
+            shown_as: Some(kubelet::Certificate::Serving),
         }
     }
 
@@ -67,7 +71,16 @@ impl Order {
             signer: "kubernetes.io/kube-apiserver-client",
             usage: "client auth",
             profile: component.on_node(node)?.profile(),
+            shown_as: None,
         })
+    }
+
+    /// Tells the kubelet's metrics when this certificate expires.
+    fn show(&self, issued: &Issued) {
+        let chain = pki::certificates(issued.cert_pem.as_bytes()).unwrap_or_default();
+        if let (Some(of), Some(cert)) = (self.shown_as, chain.first()) {
+            kubelet::certificate_expires(of, cert.not_after);
+        }
     }
 
     /// The user name in the certificate.
@@ -221,6 +234,9 @@ pub async fn keep(
     let mut known = first;
     let mut backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(300));
     loop {
+        if let Some(known) = &known {
+            order.show(known);
+        }
         while let Some(wait) = known.as_ref().and_then(time_left) {
             tokio::time::sleep(wait.min(LOOK)).await;
         }
@@ -237,6 +253,9 @@ pub async fn keep(
                 backoff.reset();
             }
             Err(error) => {
+                if let Some(of) = order.shown_as {
+                    kubelet::certificate_not_renewed(of);
+                }
                 tracing::warn!(
                     certificate = order.file,
                     error = format!("{error:#}"),

@@ -22,8 +22,9 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use apiserver::codec::{self, Accept};
 use apiserver::health::Health;
-use apiserver::metrics::{family, process};
+use apiserver::metrics::family;
 use apiserver::query::Query;
+use base::metrics::process;
 use base::task::Tasks;
 use base::watch::FileWatch;
 use client::election::{Leadership, Timing};
@@ -79,6 +80,8 @@ struct Inner {
     leadership: Leadership,
     configz: Value,
     figures: Vec<fn(&mut String)>,
+    /// The scheduler's page `/metrics/resources`.
+    resources: Option<fn(&mut String)>,
 }
 
 impl Page {
@@ -103,7 +106,10 @@ impl Page {
             }
         }
         let (leadership, figures) = (leadership.clone(), figures.to_vec());
-        Self(Arc::new(Inner { name, health, leadership, configz, figures }))
+        // Only the scheduler knows all pods.
+        let resources: fn(&mut String) = scheduler::encode_pod_resources;
+        let resources = (name == "kube-scheduler").then_some(resources);
+        Self(Arc::new(Inner { name, health, leadership, configz, figures, resources }))
     }
 
     pub fn healthz(&self) -> &Health {
@@ -133,6 +139,11 @@ impl Page {
         };
         match path {
             "/metrics" => figures(self.metrics()),
+            "/metrics/resources" if self.0.resources.is_some() => {
+                let mut page = String::new();
+                self.0.resources.into_iter().for_each(|encode| encode(&mut page));
+                figures(page)
+            }
             "/metrics/slis" => {
                 figures(Health::slis(self.0.health.iter().map(|(_, health)| health)))
             }
@@ -153,6 +164,7 @@ impl Page {
         for figures in &self.0.figures {
             figures(&mut out);
         }
+        base::metrics::encode_registered(&mut out);
         out
     }
 }

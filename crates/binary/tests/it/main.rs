@@ -10,6 +10,7 @@ mod installing;
 mod joining;
 mod keeping;
 mod manifests;
+mod metrics;
 mod moving;
 mod proxying;
 mod settings;

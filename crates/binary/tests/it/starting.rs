@@ -7,7 +7,7 @@ use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -123,7 +123,11 @@ fn api(data: &Path) -> Result<ApiClient> {
 const CONFIGMAPS: &str = "/api/v1/namespaces/default/configmaps";
 
 fn create(data: &Path, name: &str) -> Result<()> {
-    let body = serde_json::json!({"metadata": {"name": name}, "data": {"a": "b"}});
+    create_sized(data, name, 1)
+}
+
+fn create_sized(data: &Path, name: &str, bytes: usize) -> Result<()> {
+    let body = serde_json::json!({"metadata": {"name": name}, "data": {"a": "b".repeat(bytes)}});
     let answer = api(data)?.post(CONFIGMAPS, &body.to_string(), LONG)?;
     ensure!(answer.status == 201, "{}", answer.body);
     Ok(())
@@ -186,6 +190,46 @@ fn a_server_starts_on_a_full_disk_and_fails_on_a_read_only_one() -> Result<()> {
     ensure!(why.contains("Read-only file system"), "{why}");
     ensure!(why.matches("Read-only").count() == 1, "said twice: {why}");
     Ok(())
+}
+
+/// Fills the disk again and again, as a program that logs does.
+#[test]
+fn deletes_work_on_a_full_disk_until_the_server_recovers() -> Result<()> {
+    if !testkit::places::is_root_or_says_skipped() {
+        return Ok(());
+    }
+    let mut place = Place::mounted()?;
+    let data = place.data();
+    place.start()?;
+    for number in 0..20 {
+        create(&data, &format!("before-{number}"))?;
+    }
+    let reserve = data.join("store/reserve");
+    wait::until(LONG, "there is a reserve", || Ok(fs::metadata(&reserve)?.len()))?;
+    for round in 0..3 {
+        // Until a write finds no space in the store's file either.
+        wait::until(LONG, "writes are refused", || {
+            place.fill()?;
+            let name = format!("filling-{round}-{}", base::rng::uuid());
+            let Err(refused) = create_sized(&data, &name, 20_000) else { bail!("it fitted") };
+            let refused = format!("{refused:#}");
+            ensure!(refused.contains("until there is room, only deletes"), "{refused}");
+            Ok(())
+        })?;
+        place.fill()?;
+        for number in 0..5 {
+            let name = format!("{CONFIGMAPS}/before-{}", 5 * round + number);
+            let gone = api(&data)?.delete(&name, LONG)?;
+            ensure!(gone.status == 200, "{name}: {}", gone.body);
+        }
+        let metrics = api(&data)?.get("/metrics", LONG)?.body;
+        ensure!(metrics.contains("\ndecapod_store_low_on_space 1\n"), "no metric says so");
+        fs::remove_file(place.ballast())?;
+        wait::until(LONG, "writes are taken again", || create(&data, &format!("after-{round}")))?;
+    }
+    ensure!(place.log().contains("the store uses its reserve"), "{}", place.log());
+    ensure!(place.log().contains("the store accepts all writes again"), "{}", place.log());
+    is_there(&data, "before-19")
 }
 
 #[test]

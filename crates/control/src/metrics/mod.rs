@@ -3,23 +3,21 @@
 //! In: kubelets' `/metrics/resource`. Out: NodeMetrics and PodMetrics, for `kubectl top` and the
 //! HorizontalPodAutoscaler with nothing installed.
 //!
-//! Nothing is stored, and nothing is scraped without a request: a request asks the kubelets unless
-//! the last answers are fresh, and a first question asks twice, as a rate needs two samples. There
-//! is no APIService for these rows: one that a user's own metrics-server brings takes the version
+//! Nothing is stored, and nothing is scraped without a request (`collector.rs` says what a request costs).
+//! There is no APIService for these rows: one that a user's own metrics-server brings takes the version
 //! over, and gives it back when it is deleted.
 //! Upstream: metrics-server, which is an add-on.
 
+mod collector;
 mod samples;
 
-use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use apiserver::Registry;
 use apiserver::request::Key;
 use apiserver::resource::{Column, Computed, Doc, TableConvertor};
 use async_trait::async_trait;
-use futures::{StreamExt, stream};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use machinery::object::Unstructured;
@@ -28,23 +26,19 @@ use machinery::{Object, ObjectMeta, StatusError, Time};
 use resources::Row;
 use serde_json::{Map, Value, json};
 
-use self::samples::{History, Sample, Usage};
+use self::collector::Collector;
+use self::samples::Usage;
 use crate::kubelets::Kubelets;
 
 const GROUP: &str = "metrics.k8s.io";
 const VERSION: &str = "v1beta1";
-/// How old an answer may be: a little less than the autoscaler's period, so that each of its looks
-/// finds news.
-const FRESH_MS: i64 = 10_000;
-/// Between the two scrapes of a first question.
-const FIRST_WINDOW: Duration = Duration::from_secs(1);
-/// Upstream: `--kubelet-request-timeout`.
-const PATIENCE: Duration = Duration::from_secs(10);
-const AT_ONCE: usize = 64;
 
 pub(crate) fn rows(kubelets: &Arc<Kubelets>) -> [Row; 2] {
-    let collector =
-        Arc::new(Collector { kubelets: kubelets.clone(), nodes: Mutex::new(HashMap::new()) });
+    let kubelets = kubelets.clone();
+    let collector = Collector::new(Box::new(move |registry, node| {
+        let kubelets = kubelets.clone();
+        Box::pin(async move { kubelets.text(&registry, &node, "/metrics/resource").await })
+    }));
     let nodes = Arc::new(NodeMetrics(collector.clone()));
     let pods = Arc::new(PodMetrics(collector));
     [
@@ -52,58 +46,6 @@ pub(crate) fn rows(kubelets: &Arc<Kubelets>) -> [Row; 2] {
             .cluster_scoped(),
         Row::computed((GROUP, VERSION, "PodMetrics"), "pods", pods.clone(), pods),
     ]
-}
-
-/// Asks kubelets, and remembers their latest answers.
-struct Collector {
-    kubelets: Arc<Kubelets>,
-    /// By node. Held for look-ups only, never across an await.
-    nodes: Mutex<HashMap<String, History>>,
-}
-
-impl Collector {
-    /// Sees to it that the nodes' figures are fresh. Nodes that do not answer keep their old ones
-    /// until these are too old to tell anything.
-    async fn refresh(&self, registry: &Registry, nodes: &BTreeSet<String>) {
-        stream::iter(nodes)
-            .for_each_concurrent(AT_ONCE, |node| async move {
-                if self.of(node, |history| history.is_fresh(now_ms(), FRESH_MS)) {
-                    return;
-                }
-                self.scrape(registry, node).await;
-                if self.of(node, |history| history.lacks_one()) {
-                    tokio::time::sleep(FIRST_WINDOW).await;
-                    self.scrape(registry, node).await;
-                }
-            })
-            .await;
-    }
-
-    async fn scrape(&self, registry: &Registry, node: &str) {
-        let text = self.kubelets.text(registry, node, "/metrics/resource");
-        match tokio::time::timeout(PATIENCE, text).await {
-            Ok(Ok(text)) => {
-                let sample = Sample::parse(&text, now_ms());
-                self.of(node, |history| history.push(sample));
-            }
-            Ok(Err(error)) => tracing::debug!(node, %error, "failed to read the node's metrics"),
-            Err(_) => tracing::debug!(node, "failed to read the node's metrics in time"),
-        }
-    }
-
-    fn of<R>(&self, node: &str, look: impl FnOnce(&mut History) -> R) -> R {
-        let mut nodes = self.nodes.lock().expect("no panic under the lock");
-        look(nodes.entry(node.to_owned()).or_default())
-    }
-
-    /// Forgets the nodes that are no more.
-    fn keep(&self, nodes: &BTreeSet<String>) {
-        self.nodes.lock().expect("no panic under the lock").retain(|name, _| nodes.contains(name));
-    }
-}
-
-fn now_ms() -> i64 {
-    base::clock::now().as_millisecond()
 }
 
 struct NodeMetrics(Arc<Collector>);

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 /// The window that figures are taken over when there is a choice.
 const WINDOW_MS: i64 = 15_000;
 /// Two samples closer than this make no rate.
-const SHORTEST_MS: i64 = 900;
+const SHORTEST_MS: i64 = 250;
 /// Older samples say nothing about now.
 const LONGEST_MS: i64 = 90_000;
 /// A container that is in no earlier sample is measured from its start, once it is this old.

@@ -22,6 +22,7 @@ mod target;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
 
+use base::metrics::Timer;
 use client::{
     Api, Client, ErrorExt, Event, EventType, Gvr, Lister, ObjectKey, Outcome, PostParams, Result,
 };
@@ -34,6 +35,7 @@ use self::limits::History;
 use self::plan::{Draft, Fetched, Look, Observed};
 use crate::context::{Autoscaling, Context};
 use crate::descriptor::{Descriptor, Row, on};
+use crate::metrics::Scaled;
 
 pub const DESCRIPTOR: &dyn Row = &Descriptor::<Controller> {
     name: "horizontal-pod-autoscaler-controller",
@@ -119,8 +121,13 @@ impl Controller {
             return Ok(Outcome::Done);
         };
         let mut draft = Draft::of(&autoscaler, base::clock::now());
-        if let Err(trouble) = self.look_at(key, &autoscaler, &mut draft).await {
-            tracing::debug!(autoscaler = %key, trouble, "an autoscaler cannot do its work");
+        let timer = Timer::start();
+        match self.look_at(key, &autoscaler, &mut draft).await {
+            Ok((current, desired)) => Scaled::between(current, desired).reconciled(timer),
+            Err(trouble) => {
+                Scaled::failed(false).reconciled(timer);
+                tracing::debug!(autoscaler = %key, trouble, "an autoscaler cannot do its work");
+            }
         }
         let written = self.write_status(&autoscaler, &draft).await;
         for (kind, reason, message) in draft.events {
@@ -143,12 +150,13 @@ impl Controller {
         }
     }
 
+    /// Returns the replicas before and after.
     async fn look_at(
         &self,
         key: &ObjectKey,
         autoscaler: &HorizontalPodAutoscaler,
         draft: &mut Draft,
-    ) -> Result<(), String> {
+    ) -> Result<(i32, i32), String> {
         let found = match self.find(autoscaler).await {
             Ok(found) => found,
             Err(why) => {
@@ -183,14 +191,14 @@ impl Controller {
         if desired == current {
             self.remember(key, |memory| memory.history = history);
             draft.counts(current, current, metrics, false);
-            return Ok(());
+            return Ok((current, current));
         }
         let written = write_scale(&self.context.client, autoscaler, &found, desired).await;
         self.note(draft, written, (current, desired), &reason, metrics)?;
         plan::note_zero(autoscaler, current, desired, draft);
         history.scaled(autoscaler.spec.behavior.as_ref(), current, desired, now);
         self.remember(key, |memory| memory.history = history);
-        Ok(())
+        Ok((current, desired))
     }
 
     /// What the metrics say, or an error that is in the draft already.
@@ -215,10 +223,11 @@ impl Controller {
                 return Err(why);
             }
         };
-        let mut fetched: Fetched = vec![];
+        let (mut fetched, mut times): (Fetched, _) = (vec![], vec![]);
         for spec in autoscaler.spec.metrics.iter().flatten() {
-            let selector = found.selector();
+            let (selector, timer) = (found.selector(), Timer::start());
             fetched.push(metrics::fetch(&self.context.client, autoscaler, spec, selector).await);
+            times.push(timer.elapsed());
         }
         let running = found.running();
         let now = base::clock::now();
@@ -231,6 +240,12 @@ impl Controller {
             settings: self.context.options.autoscaling,
         };
         let decision = plan::decide(observed, fetched, history, draft);
+        let specs = autoscaler.spec.metrics.iter().flatten();
+        for ((spec, time), wanted) in specs.zip(times).zip(&decision.wanted) {
+            let scaled =
+                wanted.map_or(Scaled::failed(false), |wanted| Scaled::between(current, wanted));
+            scaled.computed(&spec.type_, time);
+        }
         match (decision.replicas, decision.trouble) {
             (Some(replicas), _) => Ok((replicas, decision.reason, Some(decision.metrics))),
             (None, trouble) => {

@@ -177,6 +177,8 @@ pub struct Decision {
     pub replicas: Option<i32>,
     pub reason: String,
     pub metrics: Vec<MetricStatus>,
+    /// The replicas that each metric asks for; `None` if it failed.
+    pub wanted: Vec<Option<i32>>,
     /// What some metrics failed with, or all of them.
     pub trouble: Option<String>,
 }
@@ -219,12 +221,14 @@ fn of_all(
     for (spec, values) in specs.iter().zip(fetched) {
         match of_one(observed, spec, values) {
             Ok(one) => {
+                decision.wanted.push(Some(one.replicas));
                 decision.metrics.push(one.status);
                 if best.as_ref().is_none_or(|(count, _)| one.replicas > *count || *count == 0) {
                     best = Some((one.replicas, one.name));
                 }
             }
             Err(trouble) => {
+                decision.wanted.push(None);
                 decision.metrics.push(MetricStatus::default());
                 draft.warn(trouble.reason, trouble.cause.as_str());
                 failed += 1;

@@ -44,6 +44,12 @@ pub fn judge(policy: Option<&PodFailurePolicy>, failed: &Pod) -> Verdict {
     Verdict::default()
 }
 
+/// The action of the rule that a failed pod matches.
+pub fn action<'a>(policy: Option<&'a PodFailurePolicy>, failed: &Pod) -> Option<&'a str> {
+    let mut rules = policy?.rules.iter();
+    rules.find(|rule| matches(rule, failed).is_some()).map(|rule| rule.action.as_str())
+}
+
 /// Says why, in the words of the condition's message.
 fn matches(rule: &PodFailurePolicyRule, failed: &Pod) -> Option<String> {
     let status = failed.status.as_ref()?;

@@ -18,13 +18,14 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use base::metrics::Timer;
 use client::{
     Api, ErrorExt, Event, EventType, Lister, ObjectKey, Outcome, Patch, PatchParams, PostParams,
     Projection, RawEvent, Result, Selectors, View, WorkQueue,
 };
 use futures::future::join_all;
 use k8s_openapi::Resource;
-use k8s_openapi::api::batch::v1::{Job, JobStatus};
+use k8s_openapi::api::batch::v1::{Job, JobSpec, JobStatus};
 use k8s_openapi::api::core::v1::{
     Container, ContainerStatus, EnvVar, EnvVarSource, ObjectFieldSelector, Pod, PodSpec, PodStatus,
     PodTemplateSpec,
@@ -35,6 +36,7 @@ use serde_json::json;
 use crate::context::Context;
 use crate::descriptor::{Descriptor, Row, Setup, further, on, on_metadata, or_gone, owner_key};
 use crate::expectations::Expectations;
+use crate::metrics;
 use crate::owner::{self, Claim};
 use crate::pod;
 use crate::pod_control::PodControl;
@@ -252,7 +254,13 @@ impl Controller {
         let key = ObjectKey::of(&pod.metadata);
         let patch = json!({"metadata": {"$deleteFromPrimitiveList/finalizers": [plan::FINALIZER]}});
         let api: Api<Pod> = self.context.client.api(Some(&key.namespace));
-        api.patch(&key.name, &PatchParams::default(), &Patch::Strategic(&patch)).await.map(drop)
+        api.patch(&key.name, &PatchParams::default(), &Patch::Strategic(&patch)).await?;
+        if matches!(pod::phase(pod), "Succeeded" | "Failed") {
+            // Its headers do not say when a pod ended, so both are counted now.
+            metrics::JOB_FINALIZERS.count(&["add"]);
+            metrics::JOB_FINALIZERS.count(&["delete"]);
+        }
+        Ok(())
     }
 
     async fn reconcile(&self, key: &ObjectKey) -> Result<Outcome> {
@@ -283,10 +291,25 @@ impl Controller {
             self.context.events.event(&*job, EventType::Warning, "UnknownCompletionMode", message);
             return Ok(Outcome::Done);
         }
+        let (timer, mut action) = (Timer::start(), RECONCILING);
+        let outcome = self.sync(key, &job, spec, &memory, &mut action).await;
+        metrics::job_synced(action, mode, outcome.is_ok(), timer);
+        outcome
+    }
+
+    /// Sets the metrics' name of what it has done.
+    async fn sync(
+        &self,
+        key: &ObjectKey,
+        job: &Job,
+        spec: &JobSpec,
+        memory: &Memory,
+        action: &mut &'static str,
+    ) -> Result<Outcome> {
         let settled = self.expectations.satisfied(key);
-        let pods = self.claim(&job).await?;
+        let pods = self.claim(job).await?;
         let observed = Observed {
-            job: &job,
+            job,
             pods: &pods,
             settled,
             removed: &memory.removed,
@@ -294,16 +317,22 @@ impl Controller {
             now: base::clock::now(),
         };
         let mut evaluation = plan::evaluate(&observed, spec);
-        let (acted, failure) = self.act(key, &job, &evaluation).await;
+        *action = match &evaluation.step {
+            Step::Create(_) => "pods_created",
+            Step::Remove(_) | Step::End(_) => "pods_deleted",
+            Step::Nothing | Step::Wait(_) if settled => "tracking",
+            Step::Nothing | Step::Wait(_) => RECONCILING,
+        };
+        let (acted, failure) = self.act(key, job, &evaluation).await;
         for (reason, message) in evaluation.settle(&acted) {
-            self.context.events.event(&*job, EventType::Normal, reason, message);
+            self.context.events.event(job, EventType::Normal, reason, message);
         }
         let wait = match evaluation.step {
             Step::Wait(wait) => Some(wait),
             _ => None,
         };
         let recheck = [evaluation.recheck, wait].into_iter().flatten().min();
-        self.record(key, &job, evaluation.track()).await?;
+        self.record(key, job, evaluation.track()).await?;
         match (failure, recheck) {
             (Some(error), _) => Err(error),
             (None, Some(delay)) => Ok(Outcome::After(delay.max(BATCH))),
@@ -454,6 +483,9 @@ impl Controller {
         let mut current = job.clone();
         if tracked.changed {
             current = self.write(key, current, &mut tracked.status).await?;
+            for action in &tracked.policy_actions {
+                metrics::JOB_FAILURE_POLICY.count(&[action]);
+            }
             if let Some(memory) = self.memory().get_mut(key) {
                 memory.backoff = tracked.backoff;
             }
@@ -487,6 +519,9 @@ impl Controller {
 
     fn announce(&self, job: &Job, end: &k8s_openapi::api::batch::v1::JobCondition) {
         let events = &self.context.events;
+        let result = if end.type_ == "Complete" { "succeeded" } else { "failed" };
+        let reason = end.reason.as_deref().unwrap_or_default();
+        metrics::JOBS_FINISHED.count(&[mode_of(job), reason, result]);
         if end.type_ == "Complete" {
             let wanted = job.spec.as_ref().and_then(|spec| spec.completions);
             let have = job.status.as_ref().and_then(|status| status.succeeded);
@@ -503,14 +538,36 @@ impl Controller {
     }
 
     async fn write(&self, key: &ObjectKey, mut job: Job, status: &mut JobStatus) -> Result<Job> {
-        job.status = Some(status.clone());
+        let before = job.status.replace(status.clone()).unwrap_or_default();
         let api: Api<Job> = self.context.client.api(Some(&key.namespace));
         let written = api.replace_status(&key.name, &PostParams::default(), &job).await?;
+        count_finished_pods(&before, &written);
         let version = written.metadata.resource_version.as_deref().unwrap_or_default();
         if let (Ok(version), Some(memory)) = (version.parse(), self.memory().get_mut(key)) {
             memory.version = version;
         }
         Ok(written)
+    }
+}
+
+/// The metrics' name of a sync that waits for its own writes.
+const RECONCILING: &str = "reconciling";
+
+fn mode_of(job: &Job) -> &str {
+    let mode = job.spec.as_ref().and_then(|spec| spec.completion_mode.as_deref());
+    mode.unwrap_or("NonIndexed")
+}
+
+/// Counts the pods that a write of the status has added. An indexed Job counts its indexes as succeeded.
+fn count_finished_pods(before: &JobStatus, job: &Job) {
+    let Some(now) = &job.status else { return };
+    let counts =
+        [("succeeded", now.succeeded, before.succeeded), ("failed", now.failed, before.failed)];
+    for (result, now, before) in counts {
+        let more = now.unwrap_or_default() - before.unwrap_or_default();
+        if more > 0 {
+            metrics::JOB_PODS_FINISHED.add(&[mode_of(job), result], f64::from(more));
+        }
     }
 }
 

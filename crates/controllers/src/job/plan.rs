@@ -87,6 +87,8 @@ pub struct Evaluation<'a> {
     failed_indexes: Option<Intervals>,
     /// By index: the failed pod whose successor is to come.
     pub awaiting: BTreeMap<usize, Arc<Pod>>,
+    /// The actions of the failure policy's rules that pods matched which are counted now.
+    policy_actions: Vec<String>,
     changed: bool,
 }
 
@@ -182,6 +184,7 @@ pub fn evaluate<'a>(observed: &'a Observed<'a>, spec: &'a JobSpec) -> Evaluation
         done: Intervals::default(),
         failed_indexes: None,
         awaiting: BTreeMap::new(),
+        policy_actions: vec![],
         changed: false,
         status,
     };
@@ -491,6 +494,7 @@ impl Evaluation<'_> {
             terminal: terminal.filter(|_| complete),
             backoff: self.backoff,
             terminating: self.terminating,
+            policy_actions: self.policy_actions,
         }
     }
 
@@ -515,6 +519,12 @@ impl Evaluation<'_> {
                 continue;
             }
             let index = index_of(&pod, completions);
+            let policy = self.spec.pod_failure_policy.as_ref();
+            if failure::is_failed(&pod, self.observed.job)
+                && !before.1.iter().any(|one| one == uid(&pod))
+            {
+                self.policy_actions.extend(failure::action(policy, &pod).map(str::to_owned));
+            }
             if pod::phase(&pod) == "Succeeded" && !before.1.iter().any(|one| one == uid(&pod)) {
                 match index {
                     Some(index) if is_indexed(self.spec) => {
@@ -606,6 +616,8 @@ pub struct Tracked {
     terminal: Option<JobCondition>,
     pub backoff: Backoff,
     terminating: i32,
+    /// For the metrics, when the status is written.
+    pub policy_actions: Vec<String>,
 }
 
 impl Tracked {

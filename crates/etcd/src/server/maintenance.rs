@@ -1,5 +1,6 @@
 //! Maintenance, the cluster (of one), health.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -18,10 +19,12 @@ const AHEAD: usize = 4;
 pub async fn status_of(shared: Arc<Shared>, _: wire::Empty) -> Answer<wire::StatusResponse> {
     let now = shared.store.status().await.map_err(status)?;
     let size = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
-    let mut errors = now.alarms;
+    let mut alarms: BTreeSet<String> = now.alarms.into_iter().collect();
     if shared.no_space.load(Ordering::Relaxed) {
-        errors.push(format!("memberID:{} alarm:NOSPACE ", shared.member_id));
+        alarms.insert(store::NO_SPACE.to_owned());
     }
+    let named = |alarm: String| format!("memberID:{} alarm:{alarm} ", shared.member_id);
+    let errors = alarms.into_iter().map(named).collect();
     Ok(wire::StatusResponse {
         header: shared.header(now.revision),
         version: VERSION.into(),
@@ -50,8 +53,10 @@ pub async fn alarm(
         wire::AlarmMember { member_id: shared.member_id, alarm: wire::AlarmType::NoSpace.into() };
     let alarms = match request.action() {
         wire::AlarmAction::Get => {
-            let raised = shared.no_space.load(Ordering::Relaxed) && names_space;
-            if raised { vec![member] } else { vec![] }
+            let store = shared.store.status().await.map_err(status)?;
+            let is_full = store.alarms.iter().any(|alarm| alarm == store::NO_SPACE);
+            let raised = is_full || shared.no_space.load(Ordering::Relaxed);
+            if raised && names_space { vec![member] } else { vec![] }
         }
         wire::AlarmAction::Activate if request.alarm() == wire::AlarmType::NoSpace => {
             shared.no_space.store(true, Ordering::Relaxed);

@@ -390,6 +390,9 @@ fn status(error: Error) -> Status {
             (Code::InvalidArgument, "etcdserver: request is too large".to_owned())
         }
         Error::Closed => (Code::Unavailable, "etcdserver: server stopped".into()),
+        Error::NoSpace(_) => {
+            (Code::ResourceExhausted, "etcdserver: mvcc: database space exceeded".to_owned())
+        }
         Error::Unavailable(why) => (Code::Unavailable, format!("etcdserver: {why}")),
         Error::Unsupported(why) => (Code::Unimplemented, format!("etcdserver: {why}")),
         Error::Unusable(why) => (Code::Internal, format!("etcdserver: {why}")),

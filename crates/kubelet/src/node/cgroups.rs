@@ -20,11 +20,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
+use base::metrics::Timer;
 use cri::{CgroupDriver, ContainerConfig, LinuxContainerResources};
 use k8s_openapi::api::core::v1::Pod;
 
 use crate::names;
-use crate::node::slices;
+use crate::node::{families, slices};
 use crate::pod::amounts::Resource;
 use crate::pod::sandbox::pod_resources;
 use crate::resources::{
@@ -139,6 +140,24 @@ impl Cgroups {
         ours.then(|| self.file(controller, &self.pod_directory(pod), id)).flatten()
     }
 
+    /// A pod's name in cAdvisor's metrics: the path of its cgroup.
+    pub fn id_of_pod(&self, pod: &Pod) -> String {
+        let path = self.pod_directory(pod);
+        match self.driver {
+            CgroupDriver::Cgroupfs => path,
+            CgroupDriver::Systemd => slices::directory(&path),
+        }
+    }
+
+    /// The same of a container. Under systemd the runtime chooses the last part; this is containerd's choice.
+    pub fn id_of_container(&self, pod: &Pod, id: &str) -> String {
+        let pod = self.id_of_pod(pod);
+        match self.driver {
+            CgroupDriver::Cgroupfs => format!("{pod}/{id}"),
+            CgroupDriver::Systemd => format!("{pod}/cri-containerd-{id}.scope"),
+        }
+    }
+
     /// Creates the cgroups that all pods share.
     pub fn prepare(&self, node: Enforced) {
         if !self.enabled {
@@ -244,7 +263,9 @@ impl Cgroups {
         if !self.enabled {
             return;
         }
+        let timer = Timer::start();
         self.make(&self.pod_directory(pod), &pod_resources(pod));
+        families::cgroup_changed("create", timer);
     }
 
     /// Sets one resource of the pod's cgroup: a limit that `grows` before its containers change, a limit
@@ -316,6 +337,7 @@ impl Cgroups {
             return;
         }
         self.count(uid, None);
+        let timer = Timer::start();
         for class in ["", "/burstable", "/besteffort"] {
             let path = format!("{}/kubepods{class}/pod{uid}", self.root);
             if self.driver == CgroupDriver::Systemd {
@@ -329,6 +351,7 @@ impl Cgroups {
                 }
             }
         }
+        families::cgroup_changed("destroy", timer);
     }
 
     fn limit_slice(&self, path: &str, limits: &LinuxContainerResources) -> io::Result<()> {

@@ -15,6 +15,7 @@ use client::EventType;
 use k8s_openapi::api::core::v1::{Container, Pod};
 
 use crate::names;
+use crate::node::families;
 use crate::node::local_storage;
 use crate::node::machine::{Disk, available_memory};
 use crate::node::upkeep::Upkeep;
@@ -63,6 +64,10 @@ pub async fn keep(own: Arc<Upkeep>) {
         if !own.pods.evict_for_node(names::uid(&pod), &message) {
             continue;
         }
+        families::evicted(match shortage.resource {
+            "memory" => "memory.available",
+            _ => "nodefs.available",
+        });
         own.events.tell(&pod, EventType::Warning, "Evicted", message);
         let stopped = own.pods.until_stopped(names::uid(&pod));
         if tokio::time::timeout(CLEANUP, stopped).await.is_err() {

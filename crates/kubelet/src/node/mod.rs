@@ -2,6 +2,7 @@
 
 pub mod cgroups;
 pub mod eviction;
+pub mod families;
 pub mod figures;
 pub mod image_gc;
 pub mod local_storage;

@@ -7,7 +7,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use base::metrics::Timer;
+
 use crate::names;
+use crate::node::families;
 use crate::pod::set::PodSet;
 
 /// Upstream: genericPlegRelistPeriod.
@@ -20,6 +23,7 @@ type World = BTreeMap<String, States>;
 
 /// Runs until a call of the runtime fails.
 pub async fn follow(runtime: &dyn cri::Runtime, set: &PodSet) -> cri::Error {
+    let mut last: Option<Timer> = None;
     let mut known = match list(runtime).await {
         Ok(world) => world,
         Err(error) => return error,
@@ -28,10 +32,12 @@ pub async fn follow(runtime: &dyn cri::Runtime, set: &PodSet) -> cri::Error {
     set.wake(None);
     loop {
         tokio::time::sleep(PERIOD).await;
+        let timer = Timer::start();
         let now = match list(runtime).await {
             Ok(world) => world,
             Err(error) => return error,
         };
+        families::relisted(timer.elapsed(), last.replace(timer).map(|last| last.elapsed()));
         for uid in changed(&known, &now) {
             set.wake(Some(uid));
         }

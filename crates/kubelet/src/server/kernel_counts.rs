@@ -1,5 +1,5 @@
-//! Counters of the kernel that CRI does not have: CPU throttling of containers, and a pod's network
-//! packets.
+//! Counters of the kernel that CRI does not have: CPU throttling, memory details and disk transfers of
+//! containers, and a pod's network packets.
 //!
 //! In: files of cgroups and of /proc. Out: numbers; none if the runtime has its cgroups elsewhere.
 //! Upstream: cAdvisor, by the same files.
@@ -24,6 +24,74 @@ pub struct Packets {
     pub sent_dropped: u64,
 }
 
+/// Details of a container's memory, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryDetails {
+    pub cache: Option<u64>,
+    pub mapped_file: Option<u64>,
+    pub most: Option<u64>,
+    /// How often the limit was hit.
+    pub limit_hits: Option<u64>,
+}
+
+/// Transfers with one block device.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Transfers {
+    /// `MAJOR:MINOR`.
+    pub device: String,
+    pub read_bytes: u64,
+    pub written_bytes: u64,
+    pub reads: u64,
+    pub writes: u64,
+}
+
+/// From a cgroup of the controller `memory`.
+pub fn memory(cgroup: &Path) -> MemoryDetails {
+    let text = |name: &str| fs::read_to_string(cgroup.join(name)).unwrap_or_default();
+    let number = |name: &str| text(name).trim().parse().ok();
+    let stat = text("memory.stat");
+    MemoryDetails {
+        cache: field(&stat, "total_cache").or_else(|| field(&stat, "file")),
+        mapped_file: field(&stat, "total_mapped_file").or_else(|| field(&stat, "file_mapped")),
+        most: number("memory.max_usage_in_bytes").or_else(|| number("memory.peak")),
+        limit_hits: number("memory.failcnt").or_else(|| field(&text("memory.events"), "max")),
+    }
+}
+
+/// The tasks in a cgroup of the controller `pids`.
+pub fn threads(cgroup: &Path) -> Option<u64> {
+    fs::read_to_string(cgroup.join("pids.current")).ok()?.trim().parse().ok()
+}
+
+/// By device, from a cgroup of version 2; version 1 has them only if the runtime uses the controller `blkio`.
+pub fn transfers(cgroup: &Path) -> Vec<Transfers> {
+    parse_transfers(&fs::read_to_string(cgroup.join("io.stat")).unwrap_or_default())
+}
+
+fn parse_transfers(text: &str) -> Vec<Transfers> {
+    let one = |line: &str| {
+        let (device, rest) = line.split_once(' ')?;
+        let of = |name: &str| {
+            let mut words = rest.split_whitespace();
+            words.find_map(|word| word.strip_prefix(name)?.parse().ok())
+        };
+        Some(Transfers {
+            device: device.to_owned(),
+            read_bytes: of("rbytes=")?,
+            written_bytes: of("wbytes=")?,
+            reads: of("rios=")?,
+            writes: of("wios=")?,
+        })
+    };
+    text.lines().filter_map(one).collect()
+}
+
+/// A line `name number`.
+fn field(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    line.and_then(|number| number.trim().parse().ok())
+}
+
 /// From a cgroup's `cpu.stat`; `None` if no period of a quota was counted.
 pub fn throttling(cgroup: &Path) -> Option<Throttling> {
     parse_throttling(&fs::read_to_string(cgroup.join("cpu.stat")).ok()?)
@@ -37,10 +105,7 @@ pub fn packets(cgroup: &Path) -> Vec<Packets> {
 }
 
 fn parse_throttling(text: &str) -> Option<Throttling> {
-    let number = |name: &str| {
-        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-        line.and_then(|number| number.trim().parse::<u64>().ok())
-    };
+    let number = |name: &str| field(text, name);
     let periods = number("nr_periods").filter(|periods| *periods > 0)?;
     // Nanoseconds in cgroup v1, microseconds in v2.
     let seconds = match number("throttled_time") {
@@ -85,6 +150,44 @@ mod tests {
         check(v2, Some((10, 4, 2.5)));
         check("nr_periods 0\nnr_throttled 0\nthrottled_time 0\n", None);
         check("usage_usec 5\n", None);
+    }
+
+    #[test]
+    fn memory_and_transfers_are_read_from_a_cgroup() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let write = |name: &str, text: &str| {
+            std::fs::write(dir.path().join(name), text).expect("written");
+        };
+        assert_eq!(memory(dir.path()), MemoryDetails::default());
+        write("memory.stat", "anon 1\nfile 4096\nfile_mapped 512\n");
+        write("memory.peak", "9000\n");
+        write("memory.events", "low 0\nhigh 0\nmax 3\noom 0\n");
+        let v2 = MemoryDetails {
+            cache: Some(4096),
+            mapped_file: Some(512),
+            most: Some(9000),
+            limit_hits: Some(3),
+        };
+        assert_eq!(memory(dir.path()), v2);
+        write("memory.stat", "cache 1\nmapped_file 1\ntotal_cache 8192\ntotal_mapped_file 1024\n");
+        write("memory.max_usage_in_bytes", "10000\n");
+        write("memory.failcnt", "0\n");
+        let v1 = MemoryDetails {
+            cache: Some(8192),
+            mapped_file: Some(1024),
+            most: Some(10000),
+            limit_hits: Some(0),
+        };
+        assert_eq!(memory(dir.path()), v1);
+        let text = "8:0 rbytes=10 wbytes=20 rios=1 wios=2 dbytes=0 dios=0\n259:1 \n";
+        let expected = Transfers {
+            device: "8:0".into(),
+            read_bytes: 10,
+            written_bytes: 20,
+            reads: 1,
+            writes: 2,
+        };
+        assert_eq!(parse_transfers(text), [expected]);
     }
 
     #[test]

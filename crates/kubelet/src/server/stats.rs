@@ -16,12 +16,14 @@ use super::readings::Readings;
 use super::summary;
 use super::text;
 use crate::names;
+use crate::node::families;
 use crate::node::machine::{self, available_memory};
 use crate::pod::observed::State;
 use crate::pod::probe_counts::Counts;
 use crate::pod::set::PodSet;
 use crate::pod::worker::View;
 use crate::volumes::claims::claim_of;
+use crate::volumes::plugin_names;
 
 pub fn prometheus(body: String) -> Response<Body> {
     let mut response = text(StatusCode::OK, "");
@@ -63,6 +65,8 @@ pub async fn metrics(pods: &PodSet, context: &Context) -> Response<Body> {
     let node = &context.node.config.node_name;
     let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} gauge\n{name}{{node={node:?}}} 1");
     context.metrics.figures.encode(&mut out);
+    families::encode(&mut out);
+    encode_volume_counts(&mut out, &views);
     encode_volumes(&mut out, context, &views).await;
     release::features::encode_metrics(&mut out);
     context.metrics.users.encode(&mut out);
@@ -70,7 +74,32 @@ pub async fn metrics(pods: &PodSet, context: &Context) -> Response<Body> {
     context.metrics.pod_resources.encode(&mut out);
     client::encode_queues(&mut out);
     client::encode_requests(&mut out);
+    base::metrics::process::encode(&mut out);
+    base::metrics::encode_registered(&mut out);
     prometheus(out)
+}
+
+/// The pods' volumes by plugin: those that should be mounted, and those of pods that have a sandbox.
+fn encode_volume_counts(out: &mut String, views: &[View]) {
+    let name = "volume_manager_total_volumes";
+    let help = "[ALPHA] Number of volumes in Volume Manager";
+    let mut counts: BTreeMap<(&str, &str), usize> = BTreeMap::new();
+    for view in views.iter().filter(|view| !view.stopped) {
+        let is_set_up = !view.observed.containers.is_empty();
+        for plugin in view.pod.iter().flat_map(|pod| plugin_names(pod)) {
+            *counts.entry((plugin, "desired_state_of_world")).or_default() += 1;
+            if is_set_up {
+                *counts.entry((plugin, "actual_state_of_world")).or_default() += 1;
+            }
+        }
+    }
+    let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} gauge");
+    for ((plugin, state), count) in counts {
+        let _ = writeln!(
+            out,
+            "{name}{{plugin_name=\"kubernetes.io/{plugin}\",state={state:?}}} {count}"
+        );
+    }
 }
 
 /// Usage of the claims' volumes; each claim once, for any number of pods.
@@ -246,4 +275,44 @@ pub async fn resource_metrics(context: &Context, pods: &PodSet) -> Response<Body
         }
     }
     prometheus(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pod::probe_counts;
+
+    /// The promised families that a node serves; the other ones are a control plane's.
+    const OF_NODES: [&str; 12] = [
+        "container_cpu_usage_seconds_total",
+        "container_memory_working_set_bytes",
+        "container_start_time_seconds",
+        "kubelet_image_volume_mounted_errors_total",
+        "kubelet_image_volume_mounted_succeed_total",
+        "kubelet_image_volume_requested_total",
+        "node_cpu_usage_seconds_total",
+        "node_memory_working_set_bytes",
+        "pod_cpu_usage_seconds_total",
+        "pod_memory_working_set_bytes",
+        "prober_probe_total",
+        "resource_scrape_error",
+    ];
+
+    #[test]
+    fn promised_metrics_are_served() {
+        let counts = Counts::default();
+        let probe = counts.begin("Liveness", "c", &Default::default());
+        probe.note(probe_counts::Result::Failed, std::time::Duration::ZERO);
+        let mut page = counts.text();
+        families::encode(&mut page);
+        for (name, kind, _) in FAMILIES {
+            let _ = writeln!(page, "# TYPE {name} {kind}");
+        }
+        let promised = release::stable_metrics::all();
+        let promised: Vec<_> = promised.filter(|one| OF_NODES.contains(&one.name)).collect();
+        assert_eq!(promised.len(), OF_NODES.len());
+        for family in promised {
+            assert_eq!(family.judge(&page), None, "{}", family.name);
+        }
+    }
 }

@@ -33,9 +33,11 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use base::metrics::Timer;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, Volume};
 
+use crate::node::families;
 use crate::pod::env::Surroundings;
 use crate::pod::input::Inputs;
 use crate::reason::Reason;
@@ -97,6 +99,12 @@ fn volumes(pod: &Pod) -> impl Iterator<Item = &Volume> {
     pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten())
 }
 
+/// The plugins of the pod's own volumes; those of claims are known only where the claims are.
+pub fn plugin_names(pod: &Pod) -> impl Iterator<Item = &'static str> {
+    let plugin = |volume| plugin_of(&Source { volume, bound: None });
+    volumes(pod).filter_map(plugin).map(|plugin| plugin.name())
+}
+
 /// The ConfigMaps and Secrets of the pod's volumes.
 pub fn references(pod: &Pod) -> References {
     let mut all = References::default();
@@ -140,7 +148,13 @@ pub async fn set_up(host: &Host, mut wanted: Wanted<'_>, occasion: Occasion) -> 
             continue;
         }
         let Wanted { pod, dir, around, input, .. } = wanted;
-        match plugin.set_up(host, &Request { pod, dir, source, around, input }).await {
+        let timer = Timer::start();
+        let outcome = plugin.set_up(host, &Request { pod, dir, source, around, input }).await;
+        if occasion != Occasion::Running {
+            let plugin = format!("kubernetes.io/{}", plugin.name());
+            families::volume_mounted(&plugin, outcome.is_ok(), timer);
+        }
+        match outcome {
             Ok(mounted) => {
                 done.again = [done.again, mounted.again].into_iter().flatten().min();
                 done.ready.insert(volume.name.clone(), mounted);

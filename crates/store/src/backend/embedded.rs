@@ -32,14 +32,15 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use self::committer::{Answer, Committer, Request, Work};
 use self::durable::{Chunk, Durable};
 use self::pending::Prepared;
+use self::reserve::{Reserve, Room, Shown};
 use self::retention::Limits;
 use self::state::{Overlay, State, Stored, Undo};
 use self::watch::{Follower, Hub};
 use super::check_sizes;
 use crate::snapshot::Image;
 use crate::{
-    Error, Histogram, KeyRange, Lease, LeaseId, RangeRequest, RangeResponse, Result, Revision,
-    Snapshot, Status, Store, Txn, TxnResponse, Watch, WatchRequest,
+    Error, Histogram, KeyRange, Lease, LeaseId, NO_SPACE, RangeRequest, RangeResponse, Result,
+    Revision, Snapshot, Space, Status, Store, Txn, TxnResponse, Watch, WatchRequest,
 };
 
 mod committer;
@@ -50,6 +51,7 @@ mod leases;
 mod loading;
 mod pending;
 mod record;
+mod reserve;
 mod restore;
 mod retention;
 mod state;
@@ -81,6 +83,8 @@ pub struct Options {
     pub watch_queue: usize,
     /// The file is rewritten when it exceeds twice its used bytes by this much.
     pub slack_bytes: u64,
+    /// At most this much of the disk is held back, so that deletes work when it is full; 0 for nothing.
+    pub reserve_bytes: u64,
     /// Disable it only if a power loss may lose the data (a crash of the process never does).
     pub sync: bool,
 }
@@ -94,6 +98,7 @@ impl Default for Options {
             ring_bytes: 4 << 20,
             watch_queue: 1024,
             slack_bytes: 32 << 20,
+            reserve_bytes: 16 << 20,
             sync: true,
         }
     }
@@ -117,6 +122,7 @@ struct Shared {
     hub: Mutex<Hub>,
     /// For metrics; locked to add a number.
     commits: Mutex<Histogram>,
+    space: Shown,
     closed: AtomicBool,
     /// `None` when the store is closed. Locked for a push that never waits: `places` limits the queue.
     queue: Mutex<Option<SyncSender<Request>>>,
@@ -193,6 +199,18 @@ impl Embedded {
     }
 
     fn start(durable: Durable, options: &Options) -> Result<Arc<Self>> {
+        let dir = durable.dir().map(Path::to_owned);
+        Self::start_with(durable, options, dir.as_deref(), reserve::room())
+    }
+
+    /// Starts with a reserve in `dir`, on a disk of which `room` tells the free space.
+    fn start_with(
+        durable: Durable,
+        options: &Options,
+        dir: Option<&Path>,
+        room: Room,
+    ) -> Result<Arc<Self>> {
+        let reserve = Reserve::new(dir, options.reserve_bytes, options.sync, room);
         let (state, loaded) = loading::load(&durable, options.ring_bytes)?;
         let hub = Mutex::new(Hub::new(state.revision));
         let state = RwLock::new(state);
@@ -203,11 +221,12 @@ impl Embedded {
             state,
             hub,
             commits: Mutex::default(),
+            space: Shown::default(),
             closed: AtomicBool::new(false),
             queue: Mutex::new(Some(queue)),
             places: Arc::new(Semaphore::new(QUEUE)),
         });
-        let committer = Committer::new(shared.clone(), requests, loaded, options);
+        let committer = Committer::new(shared.clone(), requests, loaded, options, reserve);
         let thread = std::thread::Builder::new()
             .name("store".into())
             .spawn(move || committer.run())
@@ -332,6 +351,7 @@ impl Store for Embedded {
             let state = self.shared.state();
             (state.revision, Some(state.floor), state.live.len())
         };
+        let is_low = self.shared.space.is_low.load(Ordering::Relaxed);
         Ok(Status {
             backend: "embedded".into(),
             revision,
@@ -340,7 +360,17 @@ impl Store for Embedded {
             disk_bytes,
             used_bytes,
             commits: self.shared.commits().clone(),
-            alarms: vec![],
+            alarms: if is_low { vec![NO_SPACE.to_owned()] } else { vec![] },
+        })
+    }
+
+    async fn space(&self) -> Result<Space> {
+        self.shared.check_open()?;
+        let space = &self.shared.space;
+        Ok(Space {
+            disk_bytes: self.shared.durable.sizes().0,
+            reserve_bytes: Some(space.held.load(Ordering::Relaxed)),
+            is_low: space.is_low.load(Ordering::Relaxed),
         })
     }
 

@@ -208,7 +208,7 @@ async fn call(store: &dyn Store, key: &str, act: Act) -> Saw {
             assert!(!matches!(answer.results[..], [OpResult::Got { .. }]));
             Saw::Done
         }
-        Err(Error::Unavailable(_) | Error::Closed) => Saw::Unknown,
+        Err(Error::Unavailable(_) | Error::NoSpace(_) | Error::Closed) => Saw::Unknown,
         Err(error) => panic!("{error}"),
     }
 }

@@ -17,6 +17,7 @@ use super::error::{ConfigError, SandboxError};
 use super::{Retry, Worker};
 use crate::devices::device_plugins::Extras;
 use crate::names;
+use crate::node::families;
 use crate::pod::amounts::amounts;
 use crate::pod::container::{Prepared, container_config};
 use crate::pod::downward::Addresses;
@@ -587,7 +588,10 @@ impl Worker {
                 ..Container::default()
             };
             let about = reference(&self.pod, None);
-            let image = self.pulled(about, &named, place).await?;
+            families::image_volume_requested();
+            let image = self.pulled(about, &named, place).await;
+            families::image_volume_mounted(image.is_ok());
+            let image = image?;
             let spec = cri::ImageSpec {
                 image: image.id,
                 user_specified_image: source.reference.clone().unwrap_or_default(),

@@ -14,6 +14,9 @@
 //! the next write the file is reopened: the part that turns out to be durable becomes visible, the
 //! rest never existed.
 //!
+//! If the failure was a full disk, a part of the reserve is freed and the batch is committed again; until
+//! there is room, only deletes and small updates are accepted (`reserve.rs`).
+//!
 //! When the log has been cleared of compacted records, and the file takes more than twice the bytes in
 //! use, it is rewritten concurrently with writes (`durable/rewrite.rs`).
 
@@ -29,8 +32,9 @@ use super::durable::{Batch, Copy, Trim};
 use super::gathering::Gathering;
 use super::leases::Leases;
 use super::pending::{Changes, Pending, Prepared};
+use super::reserve::{Found, Reserve};
 use super::retention::Retention;
-use super::{Options, Shared, loading};
+use super::{Options, Shared, loading, pending};
 use crate::{Error, Lease, LeaseId, Result, Revision, TxnResponse};
 
 /// The limits of a commit: requests, and roughly the bytes of values.
@@ -95,6 +99,9 @@ pub(super) struct Committer {
     retry: Option<Instant>,
     gathering: Gathering,
     rewriting: Rewriting,
+    reserve: Reserve,
+    /// While the store is low on space: the newest revision at the last look, which becomes the floor.
+    forgets: Option<Revision>,
 }
 
 /// The rewrite of the file.
@@ -127,6 +134,7 @@ impl Committer {
         queue: Receiver<Request>,
         loaded: loading::Loaded,
         options: &Options,
+        reserve: Reserve,
     ) -> Self {
         let retention = loaded.retention(options, now_millis());
         Self {
@@ -138,6 +146,8 @@ impl Committer {
             retry: None,
             gathering: Gathering::default(),
             rewriting: Rewriting::new(options.slack_bytes),
+            reserve,
+            forgets: None,
         }
     }
 
@@ -195,8 +205,9 @@ impl Committer {
         } else {
             self.retention.next_look(current, floor)
         };
-        let at = [trim, self.leases.next_deadline()].into_iter().flatten().min()?;
-        Some(self.retry.map_or(at, |retry| at.max(retry)))
+        let work = [trim, self.leases.next_deadline()].into_iter().flatten().min();
+        let work = work.map(|at| self.retry.map_or(at, |retry| at.max(retry)));
+        [work, self.reserve.next_look()].into_iter().flatten().min()
     }
 
     fn process(&mut self, requests: Vec<Request>) {
@@ -204,6 +215,7 @@ impl Committer {
         if requests.iter().any(|request| matches!(request.work, Work::Copied)) {
             self.end_rewriting(now);
         }
+        self.look_for_room(now);
         if let Err(error) = self.mend(now) {
             let refused = Err(error);
             let answer = |request: Request| answer_now(request.work, &refused);
@@ -216,7 +228,7 @@ impl Committer {
         let at = now_millis();
         let changes = {
             let state = shared.state();
-            let mut pending = Pending::new(&state, &self.leases, at);
+            let mut pending = Pending::new(&state, &self.leases, at, self.reserve.growth());
             for lease in self.leases.due(now) {
                 pending.revoke(lease).expect("it was there a moment ago");
             }
@@ -239,10 +251,7 @@ impl Committer {
             changes
         };
         self.raise_floor(now);
-        let committed = self.commit(&changes);
-        if committed.is_ok() {
-            self.show(changes, now);
-        }
+        let committed = self.commit_and_show(changes, now);
         self.gathering.note(self.shared.in_flight(), now.elapsed());
         for reply in replies {
             reply.send(&committed);
@@ -289,6 +298,58 @@ impl Committer {
             (state.revision, state.floor)
         };
         if let Some(floor) = self.retention.due(now, current, floor) {
+            self.shared.state_mut().raise_floor(floor);
+        }
+    }
+
+    /// Commits the batch and makes it visible. On a full disk it is committed again with space of the
+    /// reserve: nothing else has changed the state meanwhile.
+    fn commit_and_show(&mut self, changes: Changes, now: Instant) -> Result<()> {
+        loop {
+            let before = self.shared.state().revision;
+            match self.commit(&changes) {
+                Ok(()) => {
+                    self.show(changes, now);
+                    return Ok(());
+                }
+                Err(error @ Error::NoSpace(_)) => {
+                    let used = self.shared.durable.sizes().1;
+                    let released = self.reserve.release(Instant::now(), used);
+                    self.reserve.show(&self.shared.space);
+                    if !released {
+                        return Err(error);
+                    }
+                    self.retry = Some(now);
+                    if self.mend(now).is_err() {
+                        return Err(error);
+                    }
+                    if self.shared.state().revision != before {
+                        // It is durable after all, and visible.
+                        return Ok(());
+                    }
+                    if !self.reserve.holds(changes.bytes()) {
+                        return Err(error);
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Completes the reserve when there is room. While there is none, history is forgotten: deletes free
+    /// no space before that.
+    fn look_for_room(&mut self, now: Instant) {
+        if self.reserve.next_look().is_none_or(|at| now < at) {
+            return;
+        }
+        let used = self.shared.durable.sizes().1;
+        if self.reserve.look(now, used) == Found::Room {
+            tracing::info!("there is room on the disk: the store accepts all writes again");
+        }
+        self.reserve.show(&self.shared.space);
+        let current = self.shared.state().revision;
+        let forgets = self.reserve.is_low().then_some(current);
+        if let (Some(floor), Some(_)) = (std::mem::replace(&mut self.forgets, forgets), forgets) {
             self.shared.state_mut().raise_floor(floor);
         }
     }
@@ -393,6 +454,7 @@ impl Committer {
             self.leases.remove(*id);
         }
         let Some(last) = changes.groups.last().map(|group| group.revision) else { return };
+        let bytes = changes.bytes();
         let mut state = self.shared.state_mut();
         for (key, after) in changes.after {
             state.apply(&key, after);
@@ -402,7 +464,6 @@ impl Committer {
             state.ring.push(group.clone());
         }
         drop(state);
-        let bytes = changes.records.iter().map(|(_, record)| record.size()).sum::<usize>();
         self.retention.note(now, last, bytes as u64);
         self.shared.hub().publish(&changes.groups);
     }
@@ -417,10 +478,16 @@ impl Committer {
         let mended = self.shared.durable.reopen().and_then(|()| self.catch_up(now));
         if let Err(error) = mended {
             tracing::error!(%error, "failed to reopen the store");
+            if self.reserve.is_low() {
+                // Opening may need space, too.
+                self.reserve.release(now, self.shared.durable.sizes().1);
+            }
             return Err(Error::unavailable(error));
         }
         self.retry = None;
-        tracing::info!("the store accepts writes again");
+        if !self.reserve.is_low() {
+            tracing::info!("the store accepts writes again");
+        }
         Ok(())
     }
 
@@ -463,6 +530,7 @@ fn evaluate(pending: &mut Pending<'_>, work: Work) -> Reply {
         Work::Grant(Some(id), _, to) if pending.has_lease(id) => {
             Reply::Number(to, Err(Error::LeaseExists(id)))
         }
+        Work::Grant(_, _, to) if pending.is_low() => Reply::Number(to, Err(pending::no_space())),
         Work::Grant(id, ttl, to) => {
             let id = id.unwrap_or_else(|| {
                 loop {

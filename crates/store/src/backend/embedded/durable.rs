@@ -3,6 +3,7 @@
 //! ```text
 //! DIR/lock        empty; locked by the one process that has the store open
 //! DIR/store.redb  one redb file with three tables
+//! DIR/reserve     space for deletes on a full disk (`reserve.rs`)
 //! DIR/store.redb.new  sometimes: the future store.redb (see `durable/rewrite.rs`)
 //!
 //! meta    name → u64          format    version of this layout, 2
@@ -405,6 +406,7 @@ impl Opened {
                 unusable(path, redb::Error::Corrupted("a page does not match its checksum".into()))
             }
             error if is_damage(&error) => unusable(path, error),
+            error if is_full(&error) => Error::NoSpace(error.to_string().into()),
             error => Error::unavailable(error),
         }
     }
@@ -470,6 +472,11 @@ fn unusable(path: &Path, error: redb::Error) -> Error {
         }
         other => Error::unusable(format!("cannot use {path}: {other}")),
     }
+}
+
+fn is_full(error: &redb::Error) -> bool {
+    use io::ErrorKind::{QuotaExceeded, StorageFull};
+    matches!(error, redb::Error::Io(why) if [StorageFull, QuotaExceeded].contains(&why.kind()))
 }
 
 fn is_damage(error: &redb::Error) -> bool {

@@ -71,6 +71,8 @@ pub(super) struct Pending<'a> {
     state: &'a State,
     leases: &'a Leases,
     at: u64,
+    /// How much an update may add to a value while the store is low on space.
+    growth: Option<usize>,
     overlay: Overlay,
     granted: BTreeMap<LeaseId, i64>,
     revoked: BTreeSet<LeaseId>,
@@ -90,18 +92,24 @@ pub(super) struct Changes {
 }
 
 impl Changes {
+    /// The bytes of its records.
+    pub fn bytes(&self) -> usize {
+        self.records.iter().map(|(_, record)| record.size()).sum()
+    }
+
     pub fn is_empty(&self) -> bool {
         self.records.is_empty() && self.granted.is_empty() && self.revoked.is_empty()
     }
 }
 
 impl<'a> Pending<'a> {
-    /// `at` is the time of the commit, in milliseconds.
-    pub fn new(state: &'a State, leases: &'a Leases, at: u64) -> Self {
+    /// `at` is the time of the commit, in milliseconds; `growth` as in `Reserve::growth`.
+    pub fn new(state: &'a State, leases: &'a Leases, at: u64, growth: Option<usize>) -> Self {
         Self {
             state,
             leases,
             at,
+            growth,
             overlay: Overlay::new(),
             granted: BTreeMap::new(),
             revoked: BTreeSet::new(),
@@ -126,8 +134,9 @@ impl<'a> Pending<'a> {
         let succeeded = txn.compare.iter().all(|compare| self.holds(compare));
         let steps = if succeeded { txn.success } else { txn.failure };
         for step in &steps {
-            if let Step::Put { lease, .. } = step {
+            if let Step::Put { value, kept, lease } = step {
                 self.check_lease(*lease)?;
+                self.check_space(kept.key(), value.len())?;
             }
         }
         let mut running = Running::new(self);
@@ -143,6 +152,17 @@ impl<'a> Pending<'a> {
     pub fn has_lease(&self, id: LeaseId) -> bool {
         let known = self.leases.contains(id) || self.granted.contains_key(&id);
         known && !self.revoked.contains(&id)
+    }
+
+    pub fn is_low(&self) -> bool {
+        self.growth.is_some()
+    }
+
+    /// Refuses what the store does not take while it is low on space.
+    fn check_space(&self, key: &[u8], len: usize) -> Result<()> {
+        let Some(growth) = self.growth else { return Ok(()) };
+        let is_small = |stored: &Stored| len <= stored.value().len() + growth;
+        if self.current(key).is_some_and(is_small) { Ok(()) } else { Err(no_space()) }
     }
 
     fn check_lease(&self, id: LeaseId) -> Result<()> {
@@ -189,6 +209,15 @@ impl<'a> Pending<'a> {
     fn scan(&self, range: &KeyRange) -> Vec<KeyValue> {
         merge(&self.state.live, &self.overlay, range).map(Stored::key_value).collect()
     }
+}
+
+/// The answer to a write that needs space while the store is low on it.
+pub(super) fn no_space() -> Error {
+    Error::NoSpace(
+        "the disk is full; until there is room, only deletes, and updates that hardly enlarge an object, \
+         are accepted"
+            .into(),
+    )
 }
 
 /// One transaction being applied. All its changes have the same revision.

@@ -19,6 +19,7 @@ mod damage;
 #[path = "../../../tests/it/linear.rs"]
 mod linear;
 mod opening;
+mod reserving;
 mod rewriting;
 
 const SECTOR: usize = 512;
@@ -37,6 +38,8 @@ struct Content {
     snapshot_in: Option<u64>,
     snapshot: Option<(Vec<u8>, Vec<Change>)>,
     writes_fail: bool,
+    /// Writes fail while this file has more than so many bytes.
+    fails_beside: Option<(std::path::PathBuf, u64)>,
     syncs_fail: bool,
 }
 
@@ -62,6 +65,13 @@ impl Change {
 }
 
 impl Content {
+    fn is_full(&self) -> bool {
+        let is_beside = |(path, most): &(std::path::PathBuf, u64)| {
+            std::fs::metadata(path).is_ok_and(|meta| meta.len() > *most)
+        };
+        self.writes_fail || self.fails_beside.as_ref().is_some_and(is_beside)
+    }
+
     fn change(&mut self, change: Change) {
         change.apply(&mut self.now);
         self.unsynced.push(change);
@@ -132,7 +142,7 @@ impl StorageBackend for Platter {
 
     fn set_len(&self, len: u64) -> io::Result<()> {
         self.with(|content| {
-            if content.writes_fail {
+            if content.is_full() {
                 return Err(io::ErrorKind::StorageFull.into());
             }
             content.change(Change::Length(len));
@@ -153,7 +163,7 @@ impl StorageBackend for Platter {
 
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
         self.with(|content| {
-            if content.writes_fail {
+            if content.is_full() {
                 return Err(io::ErrorKind::StorageFull.into());
             }
             for (i, sector) in data.chunks(SECTOR).enumerate() {
@@ -249,7 +259,7 @@ async fn a_full_disk_refuses_writes_and_loses_nothing() {
     let big = "x".repeat(1 << 20);
     for _ in 0..3 {
         let refused = put(&store, "b", &big).await;
-        assert!(matches!(refused, Err(Error::Unavailable(_))), "{refused:?}");
+        assert!(matches!(refused, Err(Error::Unavailable(_) | Error::NoSpace(_))), "{refused:?}");
     }
     assert_eq!(values(&store, None).await.expect("reads still work"), ["a=1"]);
     platter.with(|content| content.writes_fail = false);

@@ -96,6 +96,11 @@ impl Durable {
         self.home.is_some()
     }
 
+    /// The store's directory, if it has one.
+    pub fn dir(&self) -> Option<&Path> {
+        self.home.as_ref().map(|home| home.dir.as_path())
+    }
+
     /// Creates an empty second file.
     pub fn begin_copy(&self) -> Result<Copy> {
         let nowhere = || Error::unavailable("the store has no directory of its own");

@@ -3,8 +3,6 @@
 use std::fmt::Write;
 use std::fs;
 
-use super::text::family;
-
 /// Ticks a second in `/proc`, the same on every Linux.
 const TICKS_PER_SECOND: f64 = 100.0;
 const PAGE: u64 = 4096;
@@ -81,8 +79,7 @@ pub fn encode(out: &mut String) {
         ),
     ] {
         if let Some(value) = value {
-            family(out, name, kind, help);
-            let _ = writeln!(out, "{name} {value}");
+            let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {value}");
         }
     }
 }
