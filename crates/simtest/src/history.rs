@@ -213,6 +213,13 @@ impl History {
         self.inner().violation.get_or_insert(Violation { law, text });
     }
 
+    /// From a panic's hook. A panic of a law, which holds the lock, ends the round by itself.
+    pub fn violate_by_panic(&self, text: String) {
+        if let Ok(mut inner) = self.0.try_lock() {
+            inner.violation.get_or_insert(Violation { law: "nothing panics", text });
+        }
+    }
+
     pub fn remark(&self, text: impl Into<String>) {
         let mut inner = self.inner();
         let at = inner.begun.elapsed();

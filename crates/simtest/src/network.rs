@@ -315,26 +315,16 @@ impl Line {
     /// A watch that may stall and end.
     fn troubled(&self, mut answer: Response<Body>, course: &Course) -> Response<Body> {
         let end = course.cut.map(|cut| Instant::now() + cut);
-        let (network, stalls) = (self.network.clone(), course.stalls);
-        let stall = move || async move {
-            let pause = {
-                let mut state = network.state();
-                let happens = stalls && state.is_active && state.random.chance(0.2);
-                happens.then(|| state.millis(SLOW_MILLIS))
-            };
-            if let Some(pause) = pause {
-                tokio::time::sleep(pause).await;
-            }
-        };
+        let stalls = Stalls { network: self.network.clone(), is_on: course.stalls };
         let given = answer.extensions_mut().remove::<Given>().and_then(|given| given.take());
         if let Some(Objects::Changes(changes)) = given {
-            let changes: Changes = Box::pin(until(changes, end, stall));
+            let changes: Changes = Box::pin(until(changes, end, stalls));
             answer.extensions_mut().insert(Given::new(Objects::Changes(changes)));
             return answer;
         }
         let has_bookmarks = course.has_bookmarks;
         answer.map(|body| {
-            let frames = until(body.into_data_stream(), end, stall);
+            let frames = until(body.into_data_stream(), end, stalls);
             let frames = frames.map(move |frame| {
                 frame.map(|bytes| {
                     Frame::data(if has_bookmarks { bytes } else { without_bookmarks(&bytes) })
@@ -345,31 +335,46 @@ impl Line {
     }
 }
 
-/// The stream up to a time, each item after a pause.
-fn until<S, F>(
+/// The pauses of a watch.
+struct Stalls {
+    network: Network,
+    is_on: bool,
+}
+
+impl Stalls {
+    async fn pause(&self) {
+        let pause = {
+            let mut state = self.network.state();
+            let happens = self.is_on && state.is_active && state.random.chance(0.2);
+            happens.then(|| state.millis(SLOW_MILLIS))
+        };
+        if let Some(pause) = pause {
+            tokio::time::sleep(pause).await;
+        }
+    }
+}
+
+/// The stream up to a time, with pauses.
+fn until<S>(
     stream: S,
     end: Option<Instant>,
-    pause: impl Fn() -> F + Clone + Send + 'static,
+    stalls: Stalls,
 ) -> impl futures::Stream<Item = S::Item> + Send
 where
     S: futures::Stream + Unpin + Send,
     S::Item: Send,
-    F: Future<Output = ()> + Send,
 {
-    futures::stream::unfold(stream, move |mut stream| {
-        let pause = pause.clone();
-        async move {
-            let next = async {
-                let item = stream.next().await;
-                pause().await;
-                item
-            };
-            let item = match end {
-                Some(end) => tokio::time::timeout_at(end, next).await.ok().flatten(),
-                None => next.await,
-            };
-            item.map(|item| (item, stream))
-        }
+    futures::stream::unfold((stream, stalls), move |(mut stream, stalls)| async move {
+        let next = async {
+            let item = stream.next().await;
+            stalls.pause().await;
+            item
+        };
+        let item = match end {
+            Some(end) => tokio::time::timeout_at(end, next).await.ok().flatten(),
+            None => next.await,
+        };
+        item.map(|item| (item, (stream, stalls)))
     })
 }
 

@@ -110,6 +110,8 @@ struct World {
 impl World {
     async fn round(plan: &Plan, trace_lines: Option<usize>) -> anyhow::Result<Report> {
         let history = History::new(laws::all());
+        let panics = history.clone();
+        std::panic::set_hook(Box::new(move |panic| panics.violate_by_panic(panic.to_string())));
         let cluster = Cluster::start(plan.seed, &plan.faults, history.clone()).await?;
         let user = User { client: cluster.user(), history: history.clone() };
         let mut world = Self { cluster, user, history: history.clone(), missing: vec![] };
@@ -207,9 +209,10 @@ impl World {
 
     /// What is due by now.
     async fn bring_back(&mut self, now: Instant) -> anyhow::Result<()> {
-        let (due, rest) = std::mem::take(&mut self.missing).into_iter().partition(|one| one.at <= now);
+        let all = std::mem::take(&mut self.missing).into_iter();
+        let (due, rest): (Vec<Missing>, Vec<Missing>) = all.partition(|one| one.at <= now);
         self.missing = rest;
-        for Missing { what, .. } in Vec::<Missing>::from_iter(due) {
+        for Missing { what, .. } in due {
             match what {
                 Back::Part(name) => {
                     self.history.remark(format!("starts: {name}"));
@@ -247,7 +250,10 @@ impl World {
             if differences.is_empty() && self.history.quiet() > LOOK * 5 {
                 // Where a quota is used up, controllers try again and say so, for ever.
                 let is_full = !rest::full_namespaces(&self.history.state()).is_empty();
-                return if is_full { () } else { self.rest().await };
+                if !is_full {
+                    self.rest().await;
+                }
+                return;
             }
             if begun.elapsed() > LIMIT {
                 let why = if differences.is_empty() { "there are still writes".into() } else { differences.join("\n") };

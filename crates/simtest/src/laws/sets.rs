@@ -143,7 +143,7 @@ impl Law for Available {
             return Ok(());
         }
         let is_disturbed = self.disturbed.get(&owner).is_some_and(|at| *at + WINDOW >= view.now);
-        if is_disturbed || self.least.changed(&owner, view) && view.now < WINDOW {
+        if is_disturbed {
             return Ok(());
         }
         let is_own = |pod: &Value| controller(pod).is_some_and(|(_, uid)| sets.iter().any(|one| one == uid));
