@@ -13,8 +13,10 @@ use apiserver::serve::Server;
 use auth::service_account::{Lifetimes, TokenKeys};
 use auth::{Authorizer, Authorizers, Masters, Rbac};
 use base::task::Tasks;
+use bytes::Bytes;
 use client::{Client, Election};
 use control::assembly;
+use store::{KeyRange, Op, RangeRequest, Store, Txn};
 use transport::{ClientOptions, HttpClient};
 
 use crate::faults::Fault;
@@ -35,8 +37,10 @@ struct Prepared {
 }
 
 static PREPARED: OnceLock<Prepared> = OnceLock::new();
+/// What a server writes at its first start.
+static FIRST: OnceLock<Vec<(Bytes, Bytes)>> = OnceLock::new();
 
-/// Makes keys. Call it before rounds are forked off.
+/// Makes keys, and the objects that every cluster has. Call it before rounds are forked off.
 pub fn prepare() -> anyhow::Result<()> {
     let directory = tempfile::tempdir()?;
     let pki = pki::Pki::open_or_create(directory.path())?;
@@ -45,7 +49,17 @@ pub fn prepare() -> anyhow::Result<()> {
     let keys = TokenKeys::new(private, public, issuer, vec![])?;
     let http = HttpClient::new(&ClientOptions { insecure: true, ..ClientOptions::default() })?;
     PREPARED.get_or_init(|| Prepared { keys, http });
+    let objects = crate::world::alone(0, || Box::pin(first_objects()))?;
+    FIRST.get_or_init(|| objects);
     Ok(())
+}
+
+async fn first_objects() -> anyhow::Result<Vec<(Bytes, Bytes)>> {
+    let (tasks, store) = (Tasks::new("kube-apiserver"), store::Sim::open());
+    serve(store.clone(), &tasks).await?;
+    let found = store.range(RangeRequest::new(KeyRange::prefix("/registry/"))).await?;
+    let lasting = found.kvs.into_iter().filter(|kv| kv.lease == 0);
+    Ok(lasting.map(|kv| (kv.key, kv.value.bytes())).collect())
 }
 
 pub struct Cluster {
@@ -62,6 +76,10 @@ impl Cluster {
     pub async fn start(seed: u64, on: &BTreeSet<Fault>, history: History) -> anyhow::Result<Self> {
         let tasks = Tasks::new("kube-apiserver");
         let store = Recorded { inner: store::Sim::open(), history: history.clone() };
+        for (key, value) in FIRST.get().into_iter().flatten().cloned() {
+            let success = vec![Op::Put { key, value, lease: 0 }];
+            store.txn(Txn { success, ..Txn::default() }).await?;
+        }
         let server = serve(Arc::new(store), &tasks).await?;
         let network = Network::new(server, history.clone(), seed, on.clone());
         Ok(Self { network, history, on: on.clone(), parts: BTreeMap::new(), _tasks: tasks })
@@ -130,13 +148,6 @@ impl Cluster {
         if let Some(tasks) = self.parts.remove(name) {
             drop(tasks.bound());
             self.history.upset(name, "killed");
-        }
-    }
-
-    /// Stops all parts in order, as at the end of a process.
-    pub async fn stop(&mut self) {
-        for (_, tasks) in std::mem::take(&mut self.parts) {
-            tasks.shutdown(Duration::from_secs(30)).await;
         }
     }
 

@@ -157,7 +157,6 @@ enum Entry {
 #[derive(Clone, Debug)]
 pub struct Lost {
     pub at: Duration,
-    pub part: String,
     pub request: String,
 }
 
@@ -229,7 +228,7 @@ impl History {
     pub fn lose(&self, part: &str, request: &str) {
         let mut inner = self.inner();
         let at = inner.begun.elapsed();
-        inner.lost.push(Lost { at, part: part.into(), request: request.into() });
+        inner.lost.push(Lost { at, request: request.into() });
         inner.log.push(Entry::Remark(at, format!("lost answer to {part}: {request}")));
     }
 

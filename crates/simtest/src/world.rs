@@ -9,6 +9,7 @@
 //! In: a [`Plan`]. Out: a [`Report`]. Invariant: the report depends on the plan alone.
 
 use std::collections::BTreeMap;
+use std::pin::Pin;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
 
@@ -36,6 +37,8 @@ const LIMIT: Duration = Duration::from_secs(1_800);
 const REST: Duration = Duration::from_secs(120);
 const LOOK: Duration = Duration::from_secs(2);
 const TAIL: usize = 160;
+/// In real time: a round that takes so long hangs.
+const PATIENCE: Duration = Duration::from_secs(600);
 
 /// What a round came to.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -58,30 +61,44 @@ pub struct Failure {
     pub trace: String,
 }
 
-/// Carries the plan out, on a thread of its own, whose maps are ordered by the seed.
+/// Carries the plan out.
+///
+/// # Errors
+/// If the round does not come to an end.
 pub fn run(plan: &Plan, trace_lines: Option<usize>) -> anyhow::Result<Report> {
     let plan = plan.clone();
+    alone(plan.seed, move || Box::pin(async move { World::round(&plan, trace_lines).await }))
+}
+
+type Work<T> = Pin<Box<dyn Future<Output = anyhow::Result<T>>>>;
+
+/// Runs work on a thread of its own, whose time, randomness and order of maps derive from the seed.
+pub fn alone<T: Send + 'static>(
+    seed: u64,
+    work: impl FnOnce() -> Work<T> + Send + 'static,
+) -> anyhow::Result<T> {
     let round = move || {
-        entropy::seed(plan.seed);
+        entropy::seed(seed);
         let runtime = Builder::new_current_thread().enable_time().start_paused(true).build()?;
-        let report = runtime.block_on(async {
-            let _world = base::sim::enter(plan.seed);
-            World::round(&plan, trace_lines).await
+        let done = runtime.block_on(async {
+            let _world = base::sim::enter(seed);
+            work().await
         });
         runtime.shutdown_background();
-        report
+        done
     };
     let (tell, told) = std::sync::mpsc::sync_channel(1);
     let thread = std::thread::Builder::new().name("round".into()).stack_size(STACK);
     let thread = thread.spawn(move || drop(tell.send(round())))?;
-    match told.recv_timeout(Duration::from_secs(600)) {
-        Ok(report) => report,
+    let done = match told.recv_timeout(PATIENCE) {
         Err(RecvTimeoutError::Timeout) => anyhow::bail!("the round does not end"),
-        Err(RecvTimeoutError::Disconnected) => {
-            let panic = thread.join().err().map(|panic| panic_text(&*panic));
-            anyhow::bail!("the round panicked: {}", panic.unwrap_or_default())
-        }
+        done => done,
+    };
+    // The caller may fork: then it has one thread.
+    if let Err(panic) = thread.join() {
+        anyhow::bail!("the round panicked: {}", panic_text(&*panic));
     }
+    done?
 }
 
 fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {

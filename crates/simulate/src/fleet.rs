@@ -368,8 +368,10 @@ impl Fleet {
         let result = self.run_pod(key).await;
         Ok(match result {
             Ok(outcome) => outcome,
-            // It is gone, or another one has its name: the watch tells.
-            Err(error) if error.is_not_found() || error.is_conflict() => Outcome::Done,
+            // It is gone: the watch tells.
+            Err(error) if error.is_not_found() => Outcome::Done,
+            // Another one has its name, which the watch tells; or others wrote at the same time, and nothing tells.
+            Err(error) if error.is_conflict() => Outcome::Backoff,
             Err(error) => self.again("report a pod's status", &error),
         })
     }

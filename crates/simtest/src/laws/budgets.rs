@@ -98,7 +98,8 @@ impl Law for Evictions {
     }
 }
 
-/// Since when a quota is in force as it is: uid and limit.
+/// The limit of each quota, and since when the law holds for it. As upstream's, the controller that gives back
+/// counts in its cache: what was charged since then is missing in its sum.
 #[derive(Default)]
 struct Quota(BTreeMap<Key, (u64, Duration)>);
 
@@ -111,10 +112,18 @@ impl Law for Quota {
         if event.key.resource == "resourcequotas" {
             match event.after.as_deref() {
                 Some(now) => {
-                    let hard = text(now, "/status/hard/pods").parse().unwrap_or(u64::MAX);
-                    if self.0.get(&event.key).is_none_or(|(known, _)| *known != hard) {
-                        self.0.insert(event.key.clone(), (hard, view.now));
-                    }
+                    let of = |object: &Value, field: &str| text(object, field).parse().ok();
+                    let hard: u64 = of(now, "/status/hard/pods").unwrap_or(u64::MAX);
+                    let used = |object: &Value| of(object, "/status/used/pods").unwrap_or(0_u64);
+                    let is_lowered = event.before.as_deref().is_some_and(|was| used(now) < used(was));
+                    let known = self.0.get(&event.key).copied();
+                    // A lower limit may be below what is there.
+                    let since = match known {
+                        Some((known, since)) if known == hard && !is_lowered => since,
+                        _ if is_lowered => view.now + WINDOW,
+                        _ => view.now + Duration::from_secs(5),
+                    };
+                    self.0.insert(event.key.clone(), (hard, since));
                 }
                 None => drop(self.0.remove(&event.key)),
             }
@@ -126,8 +135,7 @@ impl Law for Quota {
         for (key, (hard, since)) in self.0.iter().filter(|(key, _)| key.namespace == event.key.namespace) {
             let pods = view.state.within("pods", &key.namespace);
             let used = pods.filter(|(_, pod)| !is_finished(pod)).count() as u64;
-            // A lower limit may be below what is there.
-            if used > *hard && *since + Duration::from_secs(5) < view.now {
+            if used > *hard && *since < view.now {
                 return Err(format!("{}: {used} pods, {key} allows {hard}", event.key));
             }
         }
