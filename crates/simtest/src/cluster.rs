@@ -92,7 +92,8 @@ impl Cluster {
     /// The names of all parts of this round.
     pub fn names(&self) -> Vec<String> {
         let each = if self.on.contains(&Fault::Leaders) { 2 } else { 1 };
-        let mut names: Vec<String> = FLEETS.iter().map(|fleet| format!("kubelets-{fleet}")).collect();
+        let mut names: Vec<String> =
+            FLEETS.iter().map(|fleet| format!("kubelets-{fleet}")).collect();
         for index in 0..each {
             names.push(format!("controllers-{index}"));
             names.push(format!("scheduler-{index}"));
@@ -111,8 +112,11 @@ impl Cluster {
                 let network = self.network.clone();
                 let part = name.to_owned();
                 let client_for = move |account: &str| of_controller(&network, &part, account);
-                let election =
-                    self.election(client_for("kube-controller-manager"), "kube-controller-manager", name);
+                let election = self.election(
+                    client_for("kube-controller-manager"),
+                    "kube-controller-manager",
+                    name,
+                );
                 tasks.spawn_graceful("controllers", async move {
                     let work = |stop| controllers::run(&client_for, &[], options(), stop);
                     election.stand(stop, work).await;

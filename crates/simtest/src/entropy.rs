@@ -27,7 +27,8 @@ pub fn seed(seed: u64) {
 unsafe extern "C" fn getrandom(buffer: *mut c_void, length: usize, flags: c_uint) -> isize {
     let Ok(Some(state)) = STATE.try_with(Cell::get) else {
         // SAFETY: the caller's buffer, as the caller gave it.
-        let got = unsafe { libc::syscall(libc::SYS_getrandom, buffer, length, c_long::from(flags)) };
+        let got =
+            unsafe { libc::syscall(libc::SYS_getrandom, buffer, length, c_long::from(flags)) };
         return isize::try_from(got).unwrap_or(-1);
     };
     // SAFETY: the caller's buffer has room for so many bytes.

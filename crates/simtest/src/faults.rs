@@ -7,7 +7,9 @@ use std::collections::BTreeSet;
 
 use base::rng::Stream;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize,
+)]
 pub enum Fault {
     /// A request arrives, or its answer does, seconds late.
     Slow,

@@ -25,7 +25,8 @@ use tokio::time::Instant;
 use crate::laws::{Law, View};
 
 /// Kinds whose content no law reads.
-const OPAQUE: &[&str] = &["events", "leases", "masterleases", "clusterroles", "clusterrolebindings"];
+const OPAQUE: &[&str] =
+    &["events", "leases", "masterleases", "clusterroles", "clusterrolebindings"];
 
 /// Who asked the server for something.
 #[derive(Debug, Default)]
@@ -123,7 +124,10 @@ impl State {
     ) -> impl Iterator<Item = (&'a Key, &'a Arc<Value>)> {
         let range = (Bound::Included(Key::new(resource, namespace, "")), Bound::Unbounded);
         let here = move |key: &Key| key.resource == resource && key.namespace == namespace;
-        self.0.range(range).take_while(move |(key, _)| here(key)).map(|(key, held)| (key, &held.value))
+        self.0
+            .range(range)
+            .take_while(move |(key, _)| here(key))
+            .map(|(key, held)| (key, &held.value))
     }
 
     pub fn get(&self, resource: &str, namespace: &str, name: &str) -> Option<&Arc<Value>> {
@@ -300,9 +304,12 @@ impl Inner {
 
 /// Leases and nodes' reports come for ever.
 fn is_sign_of_life(event: &Event) -> bool {
-    let of_node = || event.actor.request.ends_with("/status") && event.actor.request.contains("/nodes/");
+    let of_node =
+        || event.actor.request.ends_with("/status") && event.actor.request.contains("/nodes/");
     matches!(event.key.resource.as_str(), "leases" | "masterleases")
-        || (event.key.resource == "minions" && event.actor.part.starts_with("kubelets") && of_node())
+        || (event.key.resource == "minions"
+            && event.actor.part.starts_with("kubelets")
+            && of_node())
 }
 
 fn line(entry: &Entry) -> Option<String> {

@@ -10,7 +10,7 @@ use decapod_simtest::{Plan, Report, SCENARIOS, prepare, rounds};
 
 const USAGE: &str = "\
 usage: decapod-simtest [--seed N] [--rounds N] [--scenario NAME] [--jobs N]
-                       [--twice] [--shrink] [--trace N] [--quiet]
+                       [--twice] [--shrink] [--trace N] [--stop] [--quiet]
 
   --seed N         the first seed [default: 1]
   --rounds N       how many seeds [default: 1]
@@ -19,6 +19,7 @@ usage: decapod-simtest [--seed N] [--rounds N] [--scenario NAME] [--jobs N]
   --twice          run each seed twice, and compare the hashes of all writes
   --shrink         look for a smaller plan that fails the same way
   --trace N        print the last N lines of the trace, also of rounds that succeed
+  --stop           start no more rounds after the first failure
   --quiet          print failures and the sum only";
 
 #[derive(Default)]
@@ -30,6 +31,7 @@ struct Flags {
     twice: bool,
     shrink: bool,
     trace: Option<usize>,
+    stop: bool,
     quiet: bool,
 }
 
@@ -49,6 +51,7 @@ impl Flags {
                 }
                 "--twice" => flags.twice = true,
                 "--shrink" => flags.shrink = true,
+                "--stop" => flags.stop = true,
                 "--quiet" => flags.quiet = true,
                 _ => return None,
             }
@@ -85,7 +88,10 @@ impl Sum {
         }
         let Report { seed, scenario, hash, writes, virtual_seconds, .. } = &report;
         if let Some(failure) = &report.failure {
-            println!("seed {seed} {scenario}: VIOLATED {}\n{}\n{}", failure.law, failure.trace, failure.text);
+            println!(
+                "seed {seed} {scenario}: VIOLATED {}\n{}\n{}",
+                failure.law, failure.trace, failure.text
+            );
             println!("faults: {:?}", plan.faults);
             println!("repeat: cargo xtask simulate --seed {seed} --scenario {scenario}\n");
             self.failures.push((plan.clone(), report));
@@ -103,7 +109,8 @@ impl Sum {
             self.requests,
             self.writes
         );
-        let faults: Vec<String> = self.injected.iter().map(|(name, count)| format!("{name} {count}")).collect();
+        let faults: Vec<String> =
+            self.injected.iter().map(|(name, count)| format!("{name} {count}")).collect();
         println!("faults: {}", faults.join(", "));
         if !self.failures.is_empty() {
             let failed = |(plan, report): &(Plan, Report)| {
@@ -141,7 +148,10 @@ fn run(flags: &Flags) -> anyhow::Result<bool> {
     let plans = seeds.flat_map(|seed| std::iter::repeat_n(seed, times));
     let plans = plans.map(|seed| Plan::new(seed, scenario));
     let mut sum = Sum::default();
-    rounds::run(plans, flags.jobs, flags.trace, |plan, report| sum.add(plan, report, flags.quiet))?;
+    rounds::run(plans, flags.jobs, flags.trace, |plan, report| {
+        sum.add(plan, report, flags.quiet);
+        !flags.stop || sum.failures.is_empty()
+    })?;
     sum.print();
     if let (true, Some((plan, report))) = (flags.shrink, sum.failures.first()) {
         let law = report.failure.as_ref().map(|failure| failure.law.clone()).unwrap_or_default();
@@ -153,6 +163,7 @@ fn run(flags: &Flags) -> anyhow::Result<bool> {
             if let Some(failure) = report.failure {
                 println!("{}\n{}\n{}", failure.trace, failure.law, failure.text);
             }
+            true
         })?;
     }
     Ok(sum.failures.is_empty() && sum.unequal.is_empty())

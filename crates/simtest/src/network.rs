@@ -223,7 +223,8 @@ impl Call {
         let is_read = matches!(head.method, Method::GET | Method::HEAD);
         let version = (head.method == Method::PUT).then(|| version_in(body)).flatten();
         Self {
-            is_watch: is_read && query.split('&').any(|one| one == "watch=true" || one == "watch=1"),
+            is_watch: is_read
+                && query.split('&').any(|one| one == "watch=true" || one == "watch=1"),
             is_write: !is_read,
             replaces: matches!(head.method, Method::PUT | Method::PATCH),
             text: format!("{} {}", head.method, head.uri.path()),

@@ -55,17 +55,40 @@ pub enum Act {
     /// With this propagation policy.
     Delete(String, String),
     /// The template of the Deployment's ReplicaSet before the newest.
-    RollBack { namespace: String, name: String },
+    RollBack {
+        namespace: String,
+        name: String,
+    },
     /// The n-th pod of a namespace, modulo their number.
-    DeletePod { namespace: String, nth: u64 },
-    Evict { namespace: String, nth: u64 },
-    Cordon { node: String, is_on: bool },
+    DeletePod {
+        namespace: String,
+        nth: u64,
+    },
+    Evict {
+        namespace: String,
+        nth: u64,
+    },
+    Cordon {
+        node: String,
+        is_on: bool,
+    },
     /// Cordons, and evicts all pods.
-    Drain { node: String },
-    Kill { part: String, lasts: Duration },
-    CutOff { part: String, lasts: Duration },
+    Drain {
+        node: String,
+    },
+    Kill {
+        part: String,
+        lasts: Duration,
+    },
+    CutOff {
+        part: String,
+        lasts: Duration,
+    },
     /// As a machine without power.
-    Silence { node: String, lasts: Duration },
+    Silence {
+        node: String,
+        lasts: Duration,
+    },
 }
 
 impl Plan {
@@ -170,7 +193,14 @@ impl Writer {
                 object["spec"]["strategy"] = self.random.pick(&strategies).clone();
                 object
             }
-            "replicasets" => workload("apps/v1", "ReplicaSet", name, json!({"replicas": replicas}), &behaviour, 0),
+            "replicasets" => workload(
+                "apps/v1",
+                "ReplicaSet",
+                name,
+                json!({"replicas": replicas}),
+                &behaviour,
+                0,
+            ),
             "statefulsets" => {
                 let policy = *self.random.pick(&["OrderedReady", "Parallel"]);
                 let spec = json!({"replicas": replicas, "serviceName": name, "podManagementPolicy": policy});
@@ -192,7 +222,8 @@ impl Writer {
     fn job(&mut self, name: &str) -> Value {
         let completions = 1 + self.random.below(5) as i64;
         let parallelism = 1 + self.random.below(3) as i64;
-        let mut spec = json!({"completions": completions, "parallelism": parallelism, "backoffLimit": 2});
+        let mut spec =
+            json!({"completions": completions, "parallelism": parallelism, "backoffLimit": 2});
         if self.random.chance(0.4) {
             spec["completionMode"] = "Indexed".into();
         }
@@ -205,7 +236,14 @@ impl Writer {
         let fails = self.faults.contains(&Fault::Containers) && self.random.chance(0.3);
         let runs = 1 + self.random.below(10);
         let code = u8::from(fails);
-        let mut job = workload("batch/v1", "Job", name, spec, &format!("run-for={runs}s,exit-code={code}"), 0);
+        let mut job = workload(
+            "batch/v1",
+            "Job",
+            name,
+            spec,
+            &format!("run-for={runs}s,exit-code={code}"),
+            0,
+        );
         let fields = job["spec"].as_object_mut().expect("made as a map");
         fields.remove("selector");
         let policy = *self.random.pick(&["Never", "OnFailure"]);
@@ -241,7 +279,9 @@ impl Writer {
             ("deployments" | "statefulsets", 1) => Act::Patch(path, replicas),
             ("replicasets", _) => Act::Patch(path, replicas),
             ("jobs", 0) => Act::Patch(path, json!({"spec": {"suspend": self.random.chance(0.3)}})),
-            ("jobs", _) => Act::Patch(path, json!({"spec": {"parallelism": 1 + self.random.below(4)}})),
+            ("jobs", _) => {
+                Act::Patch(path, json!({"spec": {"parallelism": 1 + self.random.below(4)}}))
+            }
             (_, 2) => Act::DeletePod { namespace: namespace.into(), nth: self.random.below(100) },
             _ => Act::Patch(path, image),
         };
@@ -300,10 +340,12 @@ impl Writer {
             self.now = 0;
             self.wait(10_000);
             let begun = self.now;
-            let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
+            let namespace =
+                json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
             self.add(Act::Create("/api/v1/namespaces".into(), namespace));
             for slot in 0..2 {
-                let kind = *self.random.pick(&["deployments", "statefulsets", "jobs", "daemonsets"]);
+                let kind =
+                    *self.random.pick(&["deployments", "statefulsets", "jobs", "daemonsets"]);
                 self.now = begun;
                 self.life_in(kind, &name, slot);
             }
@@ -312,7 +354,8 @@ impl Writer {
             self.add(Act::Delete(format!("/api/v1/namespaces/{name}"), "Background".into()));
             if self.random.chance(0.5) {
                 self.wait(30_000);
-                let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
+                let namespace =
+                    json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
                 self.add(Act::Create("/api/v1/namespaces".into(), namespace));
             }
         }

@@ -74,7 +74,11 @@ impl<'a> Model<'a> {
         self.expect(found == wanted, key, || format!("has {field} {found}, not {wanted}"));
     }
 
-    fn pods_of(&self, key: &'a Key, owner: &'a str) -> impl Iterator<Item = (&'a Key, &'a Value)> + use<'a> {
+    fn pods_of(
+        &self,
+        key: &'a Key,
+        owner: &'a str,
+    ) -> impl Iterator<Item = (&'a Key, &'a Value)> + use<'a> {
         let pods = self.state.within("pods", &key.namespace).map(|(key, pod)| (key, &**pod));
         pods.filter(move |(_, pod)| is_owned_by(pod, owner))
     }
@@ -89,7 +93,10 @@ impl<'a> Model<'a> {
             let is_orphan = owners.peek().is_some() && !owners.any(|owner| uids.contains(owner));
             self.expect(!is_orphan, key, || "has owners that are gone".into());
             let is_homeless = !key.namespace.is_empty()
-                && !matches!(key.resource.as_str(), "masterleases" | "services/endpoints" | "ranges")
+                && !matches!(
+                    key.resource.as_str(),
+                    "masterleases" | "services/endpoints" | "ranges"
+                )
                 && self.state.get("namespaces", "", &key.namespace).is_none();
             self.expect(!is_homeless, key, || "is in a namespace that is gone".into());
         }
@@ -121,7 +128,9 @@ impl<'a> Model<'a> {
         let strays = self.state.within("pods", &key.namespace).find(|(_, pod)| {
             controller(pod).is_none() && is_active(pod) && selects(&set["spec"]["selector"], pod)
         });
-        self.expect(strays.is_none(), key, || format!("did not adopt {:?}", strays.map(|(key, _)| key)));
+        self.expect(strays.is_none(), key, || {
+            format!("did not adopt {:?}", strays.map(|(key, _)| key))
+        });
     }
 
     fn deployment(&mut self, key: &'a Key, one: &'a Value) {
@@ -138,9 +147,13 @@ impl<'a> Model<'a> {
             .map(|(key, set)| (*key, number(set, "/spec/replicas")))
             .collect();
         let is_one = matches!(current[..], [(_, replicas)] if replicas == wanted);
-        self.expect(is_one, key, || format!("wants {wanted}, its newest ReplicaSets are {current:?}"));
+        self.expect(is_one, key, || {
+            format!("wants {wanted}, its newest ReplicaSets are {current:?}")
+        });
         let total: u64 = own.iter().map(|(_, set)| number(set, "/spec/replicas")).sum();
-        self.expect(total == wanted, key, || format!("has old ReplicaSets that want {total} in all"));
+        self.expect(total == wanted, key, || {
+            format!("has old ReplicaSets that want {total} in all")
+        });
         for field in ["replicas", "updatedReplicas", "readyReplicas", "availableReplicas"] {
             self.is(key, one, &format!("/status/{field}"), wanted);
         }
@@ -179,7 +192,9 @@ impl<'a> Model<'a> {
         places.sort_unstable();
         self.expect(places == nodes, key, || format!("has pods on {places:?}"));
         let wanted = nodes.len() as u64;
-        for field in ["desiredNumberScheduled", "currentNumberScheduled", "numberReady", "numberAvailable"] {
+        for field in
+            ["desiredNumberScheduled", "currentNumberScheduled", "numberReady", "numberAvailable"]
+        {
             self.is(key, set, &format!("/status/{field}"), wanted);
         }
         if text(set, "/spec/updateStrategy/type") == "RollingUpdate" {
@@ -196,16 +211,22 @@ impl<'a> Model<'a> {
         if !self.full.contains(&key.namespace) {
             self.expect(is_over || is_suspended, key, || "is not over".into());
         }
-        self.expect(active == 0 || !(is_over || is_suspended), key, || format!("runs {active} pods"));
+        self.expect(active == 0 || !(is_over || is_suspended), key, || {
+            format!("runs {active} pods")
+        });
         let uncounted = &job["status"]["uncountedTerminatedPods"];
-        let is_counted = ["succeeded", "failed"].iter().all(|one| uncounted[one].as_array().is_none_or(Vec::is_empty));
+        let is_counted = ["succeeded", "failed"]
+            .iter()
+            .all(|one| uncounted[one].as_array().is_none_or(Vec::is_empty));
         self.expect(!is_over || is_counted, key, || format!("has uncounted pods {uncounted}"));
         for (pod_key, pod) in pods {
-            let has = |pod: &Value| !pod["metadata"]["finalizers"].as_array().is_none_or(Vec::is_empty);
+            let has =
+                |pod: &Value| !pod["metadata"]["finalizers"].as_array().is_none_or(Vec::is_empty);
             self.expect(!is_finished(pod) || !has(pod), pod_key, || "keeps its finalizer".into());
         }
         let ttl = job["spec"]["ttlSecondsAfterFinished"].as_i64();
-        let ended = job["status"]["completionTime"].as_str().and_then(|at| at.parse::<Timestamp>().ok());
+        let ended =
+            job["status"]["completionTime"].as_str().and_then(|at| at.parse::<Timestamp>().ok());
         if let (Some(ttl), Some(ended)) = (ttl, ended) {
             let age = self.now.duration_since(ended).as_secs();
             self.expect(age <= ttl + 2, key, || format!("is over for {age} s and not deleted"));
@@ -221,12 +242,15 @@ impl<'a> Model<'a> {
         let ready = pods.filter(|(_, pod)| selects(selector, pod) && is_ready(pod));
         let wanted: BTreeSet<&str> = ready.map(|(_, pod)| text(pod, "/status/podIP")).collect();
         let slices = self.state.within("endpointslices", &key.namespace);
-        let own = |slice: &Value| slice["metadata"]["labels"]["kubernetes.io/service-name"] == key.name.as_str();
+        let own = |slice: &Value| {
+            slice["metadata"]["labels"]["kubernetes.io/service-name"] == key.name.as_str()
+        };
         let endpoints = slices
             .filter(|(_, slice)| own(slice))
             .flat_map(|(_, slice)| slice["endpoints"].as_array().into_iter().flatten())
             .filter(|endpoint| endpoint["conditions"]["ready"] == true);
-        let found: BTreeSet<&str> = endpoints.map(|endpoint| text(endpoint, "/addresses/0")).collect();
+        let found: BTreeSet<&str> =
+            endpoints.map(|endpoint| text(endpoint, "/addresses/0")).collect();
         self.expect(found == wanted, key, || format!("has endpoints {found:?}, not {wanted:?}"));
     }
 
@@ -251,14 +275,23 @@ impl<'a> Model<'a> {
         let services = self.state.within("services/specs", &key.namespace).count();
         for (name, used) in [("pods", used), ("services", services)] {
             let found = text(quota, &format!("/status/used/{name}"));
-            self.expect(found == used.to_string(), key, || format!("counts {found} {name}, not {used}"));
-            let (hard, wanted) = (text(quota, &format!("/status/hard/{name}")), text(quota, &format!("/spec/hard/{name}")));
+            self.expect(found == used.to_string(), key, || {
+                format!("counts {found} {name}, not {used}")
+            });
+            let (hard, wanted) = (
+                text(quota, &format!("/status/hard/{name}")),
+                text(quota, &format!("/spec/hard/{name}")),
+            );
             self.expect(hard == wanted, key, || format!("is at {name} {hard}, not {wanted}"));
         }
     }
 }
 
-fn pods_selected<'a>(state: &'a State, key: &'a Key, budget: &'a Value) -> impl Iterator<Item = &'a Value> {
+fn pods_selected<'a>(
+    state: &'a State,
+    key: &'a Key,
+    budget: &'a Value,
+) -> impl Iterator<Item = &'a Value> {
     let pods = state.within("pods", &key.namespace).map(|(_, pod)| &**pod);
     pods.filter(move |pod| selects(&budget["spec"]["selector"], pod))
 }

@@ -26,7 +26,7 @@ struct Child {
     plan: Plan,
 }
 
-/// Runs each plan, `jobs` at a time.
+/// Runs each plan, `jobs` at a time, until `tell` says that it was enough.
 ///
 /// # Errors
 /// If no process can be made.
@@ -34,18 +34,19 @@ pub fn run(
     plans: impl IntoIterator<Item = Plan>,
     jobs: usize,
     trace_lines: Option<usize>,
-    mut tell: impl FnMut(&Plan, Report),
+    mut tell: impl FnMut(&Plan, Report) -> bool,
 ) -> anyhow::Result<()> {
     let mut running = VecDeque::new();
     let mut plans = plans.into_iter();
+    let mut goes_on = true;
     loop {
-        while running.len() < jobs.max(1) {
+        while goes_on && running.len() < jobs.max(1) {
             let Some(plan) = plans.next() else { break };
             running.push_back(start(plan, trace_lines)?);
         }
         let Some(child) = running.pop_front() else { return Ok(()) };
         let (plan, report) = finish(child)?;
-        tell(&plan, report);
+        goes_on &= tell(&plan, report);
     }
 }
 
@@ -63,7 +64,8 @@ fn start(plan: Plan, trace_lines: Option<usize>) -> anyhow::Result<Child> {
                 broken(&plan, "a round comes to its end", error.to_string())
             });
             let text = serde_json::to_vec(&report).unwrap_or_default();
-            let written = File::from(write).write_all(&text).and_then(|()| std::io::stdout().flush());
+            let written =
+                File::from(write).write_all(&text).and_then(|()| std::io::stdout().flush());
             // SAFETY: it ends the process at once; nothing of the parent's is flushed twice.
             unsafe { libc::_exit(i32::from(written.is_err())) }
         }
@@ -75,8 +77,11 @@ fn finish(mut child: Child) -> anyhow::Result<(Plan, Report)> {
     child.output.read_to_end(&mut text)?;
     let status = waitpid(child.pid, None).context("the round's process is ours")?;
     let plan = child.plan;
-    let report = serde_json::from_slice(&text).ok().filter(|_| matches!(status, WaitStatus::Exited(_, 0)));
-    let report = report.unwrap_or_else(|| broken(&plan, "a round does not kill its process", format!("{status:?}")));
+    let report =
+        serde_json::from_slice(&text).ok().filter(|_| matches!(status, WaitStatus::Exited(_, 0)));
+    let report = report.unwrap_or_else(|| {
+        broken(&plan, "a round does not kill its process", format!("{status:?}"))
+    });
     Ok((plan, report))
 }
 

@@ -18,8 +18,8 @@ use serde::{Deserialize, Serialize};
 use tokio::runtime::Builder;
 use tokio::time::Instant;
 
-use crate::cluster::{Cluster, FLEETS, NODES_OF_FLEET};
 pub use crate::cluster::prepare;
+use crate::cluster::{Cluster, FLEETS, NODES_OF_FLEET};
 use crate::history::History;
 use crate::laws::watches::Observers;
 use crate::plan::{Act, Plan};
@@ -178,7 +178,8 @@ impl World {
         let begun = Instant::now();
         while !are_ready(&self.history) {
             if begun.elapsed() > BOOT || self.history.violation().is_some() {
-                self.history.violate("a cluster starts", format!("no {nodes} ready nodes after {BOOT:?}"));
+                self.history
+                    .violate("a cluster starts", format!("no {nodes} ready nodes after {BOOT:?}"));
                 return Ok(false);
             }
             tokio::time::sleep(LOOK).await;
@@ -273,7 +274,11 @@ impl World {
                 return;
             }
             if begun.elapsed() > LIMIT {
-                let why = if differences.is_empty() { "there are still writes".into() } else { differences.join("\n") };
+                let why = if differences.is_empty() {
+                    "there are still writes".into()
+                } else {
+                    differences.join("\n")
+                };
                 return self.history.violate("everything converges", why);
             }
             let pause = if begun.elapsed() > LIMIT / 6 { LOOK * 5 } else { LOOK };

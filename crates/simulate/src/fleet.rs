@@ -637,6 +637,18 @@ mod tests {
         tasks.shutdown(Duration::from_secs(1)).await;
     }
 
+    /// Upstream's server gives up a patch after some conflicts, and nothing tells of it afterwards.
+    #[tokio::test(start_paused = true)]
+    async fn a_status_that_met_a_conflict_is_reported_again() {
+        let (_world, fake, tasks) = (base::sim::enter(8), Fake::default(), Tasks::new("test"));
+        start(&fake, "", &tasks).await;
+        fake.conflict_once();
+        bind(&fake, "a", json!({}), json!({}));
+        pass(5).await;
+        assert_eq!(fake.get(POD).expect("there")["status"]["phase"], "Running");
+        tasks.shutdown(Duration::from_secs(1)).await;
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_server_that_was_away_is_served_again() {
         let (_world, fake, tasks) = (base::sim::enter(7), Fake::default(), Tasks::new("test"));

@@ -52,7 +52,12 @@ fn identity(_: &View<'_>, event: &Event) -> Result<(), String> {
     let Some((was, now)) = both(event) else { return Ok(()) };
     for field in ["/metadata/uid", "/metadata/creationTimestamp"] {
         if text(was, field) != text(now, field) {
-            return Err(format!("{} {field}: {} → {}", event.key, text(was, field), text(now, field)));
+            return Err(format!(
+                "{} {field}: {} → {}",
+                event.key,
+                text(was, field),
+                text(now, field)
+            ));
         }
     }
     Ok(())

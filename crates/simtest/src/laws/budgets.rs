@@ -6,8 +6,8 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::{
-    Law, View, WINDOW, controller, goes, is_created, is_finished, is_ready, number,
-    selects, share, text, uid,
+    Law, View, WINDOW, controller, goes, is_created, is_finished, is_ready, number, selects, share,
+    text, uid,
 };
 use crate::history::{Event, Key};
 
@@ -58,12 +58,16 @@ impl Law for Evictions {
 
     fn see(&mut self, view: &View<'_>, event: &Event) -> Result<(), String> {
         let namespace = &event.key.namespace;
-        if matches!(event.key.resource.as_str(), "deployments" | "statefulsets" | "poddisruptionbudgets") {
+        if matches!(
+            event.key.resource.as_str(),
+            "deployments" | "statefulsets" | "poddisruptionbudgets"
+        ) {
             // What is wanted changes: the budget's status follows later.
             let is_change = event.before.as_deref().zip(event.after.as_deref());
             if is_change.is_none_or(|(was, now)| was["spec"] != now["spec"]) {
                 let selector = event.after.as_deref().or(event.before.as_deref());
-                let app = selector.map(|one| text(one, "/spec/selector/matchLabels/app").to_owned());
+                let app =
+                    selector.map(|one| text(one, "/spec/selector/matchLabels/app").to_owned());
                 self.0.insert(app.unwrap_or_default(), view.now);
             }
             return Ok(());
@@ -89,9 +93,13 @@ impl Law for Evictions {
                 continue;
             }
             let pods = view.state.within("pods", namespace);
-            let left = pods.filter(|(_, pod)| selects(selector, pod) && is_ready(pod)).count() as u64;
+            let left =
+                pods.filter(|(_, pod)| selects(selector, pod) && is_ready(pod)).count() as u64;
             if let Some(wanted) = desired(view, budget, namespace).filter(|wanted| left < *wanted) {
-                return Err(format!("{} was evicted: {left} ready pods are left, {key} wants {wanted}", event.key));
+                return Err(format!(
+                    "{} was evicted: {left} ready pods are left, {key} wants {wanted}",
+                    event.key
+                ));
             }
         }
         Ok(())
@@ -115,7 +123,8 @@ impl Law for Quota {
                     let of = |object: &Value, field: &str| text(object, field).parse().ok();
                     let hard: u64 = of(now, "/status/hard/pods").unwrap_or(u64::MAX);
                     let used = |object: &Value| of(object, "/status/used/pods").unwrap_or(0_u64);
-                    let is_lowered = event.before.as_deref().is_some_and(|was| used(now) < used(was));
+                    let is_lowered =
+                        event.before.as_deref().is_some_and(|was| used(now) < used(was));
                     let known = self.0.get(&event.key).copied();
                     // A lower limit may be below what is there.
                     let since = match known {
@@ -132,7 +141,9 @@ impl Law for Quota {
         if !is_created(event, "pods") {
             return Ok(());
         }
-        for (key, (hard, since)) in self.0.iter().filter(|(key, _)| key.namespace == event.key.namespace) {
+        for (key, (hard, since)) in
+            self.0.iter().filter(|(key, _)| key.namespace == event.key.namespace)
+        {
             let pods = view.state.within("pods", &key.namespace);
             let used = pods.filter(|(_, pod)| !is_finished(pod)).count() as u64;
             if used > *hard && *since < view.now {
@@ -142,4 +153,3 @@ impl Law for Quota {
         Ok(())
     }
 }
-

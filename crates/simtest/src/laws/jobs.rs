@@ -35,7 +35,8 @@ impl Law for Parallelism {
         let owner = controller(now).filter(|(kind, _)| *kind == "Job");
         let Some((_, owner)) = owner.filter(|_| is_created(event, "pods")) else { return Ok(()) };
         let pods = view.state.within("pods", &event.key.namespace);
-        let there = pods.filter(|(_, pod)| is_owned_by(pod, owner) && is_active(pod)).count() as u64;
+        let there =
+            pods.filter(|(_, pod)| is_owned_by(pod, owner) && is_active(pod)).count() as u64;
         let lost = view.lost(|request| request.starts_with("POST") && request.ends_with("/pods"));
         let most = self.0.most(owner, view).unwrap_or_default() + lost;
         match there > most {

@@ -43,7 +43,10 @@ fn room(view: &View<'_>, event: &Event) -> Result<(), String> {
     }
     let here = |pod: &Value| text(pod, "/spec/nodeName") == node && !is_finished(pod);
     let pods = || view.state.all("pods").filter(|(_, pod)| here(pod));
-    let (used, has) = (pods().map(|(_, pod)| requested(pod)).sum::<u64>(), cpu(text(object, "/status/allocatable/cpu")));
+    let (used, has) = (
+        pods().map(|(_, pod)| requested(pod)).sum::<u64>(),
+        cpu(text(object, "/status/allocatable/cpu")),
+    );
     if used > has {
         return Err(format!("{} was bound to {node}: {used}m of {has}m are requested", event.key));
     }
@@ -55,7 +58,8 @@ fn room(view: &View<'_>, event: &Event) -> Result<(), String> {
 }
 
 fn services(view: &View<'_>, event: &Event) -> Result<(), String> {
-    let Some(now) = event.after.as_deref().filter(|_| event.key.resource == "services/specs") else {
+    let Some(now) = event.after.as_deref().filter(|_| event.key.resource == "services/specs")
+    else {
         return Ok(());
     };
     let address = text(now, "/spec/clusterIP");

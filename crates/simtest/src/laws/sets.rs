@@ -44,7 +44,8 @@ impl Law for Replicas {
         }
         let owner = controller(now).filter(|(kind, _)| *kind == "ReplicaSet");
         let Some((_, owner)) = owner.filter(|_| is_created(event, "pods")) else { return Ok(()) };
-        let there = count(view, &event.key.namespace, |pod| is_owned_by(pod, owner) && is_active(pod));
+        let there =
+            count(view, &event.key.namespace, |pod| is_owned_by(pod, owner) && is_active(pod));
         let most = self.0.most(owner, view).unwrap_or_default() + lost_pods(view);
         match there > most {
             true => Err(format!("{}: {there} active pods, wanted are at most {most}", event.key)),
@@ -74,7 +75,10 @@ impl Law for Surge {
             }
             "replicasets" => {
                 let wanted = number(now, "/spec/replicas");
-                let grew = event.before.as_deref().is_none_or(|was| number(was, "/spec/replicas") < wanted);
+                let grew = event
+                    .before
+                    .as_deref()
+                    .is_none_or(|was| number(was, "/spec/replicas") < wanted);
                 let is_own = event.actor.account == "deployment-controller";
                 let Some((_, owner)) = controller(now).filter(|_| grew && is_own) else {
                     return Ok(());
@@ -101,7 +105,11 @@ struct Available {
 }
 
 impl Available {
-    fn deployment_of(view: &View<'_>, pod: &Value, namespace: &str) -> Option<(String, Vec<String>)> {
+    fn deployment_of(
+        view: &View<'_>,
+        pod: &Value,
+        namespace: &str,
+    ) -> Option<(String, Vec<String>)> {
         let (_, set) = controller(pod).filter(|(kind, _)| *kind == "ReplicaSet")?;
         let sets = || view.state.within("replicasets", namespace);
         let (_, found) = sets().find(|(_, one)| uid(one) == set)?;
@@ -146,7 +154,8 @@ impl Law for Available {
         if is_disturbed {
             return Ok(());
         }
-        let is_own = |pod: &Value| controller(pod).is_some_and(|(_, uid)| sets.iter().any(|one| one == uid));
+        let is_own =
+            |pod: &Value| controller(pod).is_some_and(|(_, uid)| sets.iter().any(|one| one == uid));
         let left = count(view, namespace, |pod| is_own(pod) && is_ready(pod));
         let least = self.least.least(&owner, view).unwrap_or_default();
         match left < least {
@@ -197,7 +206,9 @@ impl Law for Ordinals {
             return Ok(());
         }
         let owner = controller(shown).filter(|(kind, _)| *kind == "StatefulSet");
-        let Some((_, owner)) = owner.filter(|_| event.key.resource == "pods") else { return Ok(()) };
+        let Some((_, owner)) = owner.filter(|_| event.key.resource == "pods") else {
+            return Ok(());
+        };
         if event.after.as_deref().or(event.before.as_deref()).is_some_and(is_ready) {
             self.ready.insert(event.key.clone(), (owner.to_owned(), view.now));
         }
@@ -217,7 +228,9 @@ impl Law for Ordinals {
         if by_set && is_ordered && is_settled && at >= number(set, "/spec/replicas") {
             let mut pods = view.state.within("pods", &event.key.namespace);
             let beyond = |key: &Key| ordinal(&key.name).is_some_and(|other| other > at);
-            if let Some((key, _)) = pods.find(|(key, pod)| is_owned_by(pod, owner) && beyond(key) && is_active(pod)) {
+            if let Some((key, _)) =
+                pods.find(|(key, pod)| is_owned_by(pod, owner) && beyond(key) && is_active(pod))
+            {
                 return Err(format!("{} goes before {key}", event.key));
             }
         }
@@ -254,7 +267,9 @@ impl Law for OnePerNode {
         let Some((_, owner)) = owner.filter(|_| is_created(event, "pods")) else { return Ok(()) };
         let node = node_of(now);
         let here = |pod: &Value| is_owned_by(pod, owner) && node_of(pod) == node;
-        let there = count(view, &event.key.namespace, |pod| here(pod) && !is_finished(pod) && !is_deleted(pod));
+        let there = count(view, &event.key.namespace, |pod| {
+            here(pod) && !is_finished(pod) && !is_deleted(pod)
+        });
         let most = self.0.most(owner, view).unwrap_or(1) + lost_pods(view);
         match there > most {
             true => Err(format!("{}: {there} on {node}, {most} allowed", event.key)),

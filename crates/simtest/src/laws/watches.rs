@@ -94,7 +94,10 @@ fn follow(informer: &RawInformer, part: &'static str, resource: &'static str, hi
             let what = if before.is_gone { "as gone" } else { "newer" };
             history.violate(
                 LAW,
-                format!("{part}: {key} at {revision} after it was shown {what} at {}", before.revision),
+                format!(
+                    "{part}: {key} at {revision} after it was shown {what} at {}",
+                    before.revision
+                ),
             );
         }
         *before = Shown { uid: header.uid.to_string(), revision, is_gone };

@@ -20,12 +20,12 @@ fn a_deployment_runs_in_virtual_time() {
 
 #[test]
 fn a_seed_gives_the_same_writes_twice() {
-    simulate(&["--seed", "1", "--rounds", "4", "--twice", "--jobs", "2"]);
+    simulate(&["--seed", "1", "--rounds", "2", "--twice", "--jobs", "2"]);
 }
 
 #[test]
 fn no_law_is_violated() {
     let of = |name: &str, usual: &str| std::env::var(name).unwrap_or_else(|_| usual.to_owned());
-    let (seed, rounds) = (of("SIMTEST_SEED", "1000"), of("SIMTEST_ROUNDS", "50"));
+    let (seed, rounds) = (of("SIMTEST_SEED", "1000"), of("SIMTEST_ROUNDS", "12"));
     simulate(&["--seed", &seed, "--rounds", &rounds, "--jobs", "2", "--quiet"]);
 }
