@@ -18,6 +18,7 @@ mod images;
 mod measure;
 mod packages;
 mod sh;
+mod simulate;
 mod supply;
 mod test;
 mod tidy;
@@ -42,6 +43,8 @@ usage: cargo xtask COMMAND
                replay upstream's recorded interactions against a new server
   fuzz [--seconds N] [--seed N]
                send a new server valid and invalid requests made from its schemas
+  simulate [--seed N] [--rounds N] [--scenario NAME] [--jobs N] [--twice] [--shrink] [--trace N]
+               run the control plane in virtual time with faults, and check laws at each write
   twin [--seconds N] [--seed S] [--case N --source NAME]
                send the same requests to upstream's API server and to ours, and compare
   conformance [--suite NAME] [--focus TEXT] [--sig NAME] [--list smoke|control-plane] [--parallel N]
@@ -83,6 +86,7 @@ fn main() -> ExitCode {
         "dist" => dist::run(&rest),
         "conformance" => conformance::run(&rest),
         "fuzz" => fuzz::run(&rest),
+        "simulate" => simulate::run(&rest),
         "vm" => vm::run(&rest),
         "twin" => twin::run(&rest),
         "wire" => wire::run(&rest),

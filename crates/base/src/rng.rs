@@ -41,6 +41,36 @@ pub fn uuid() -> String {
     format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
 }
 
+/// A stream of its own: what it yields depends on its seed alone, in a simulation or not.
+#[derive(Clone, Debug)]
+pub struct Stream(fastrand::Rng);
+
+impl Stream {
+    pub fn new(seed: u64) -> Self {
+        Self(fastrand::Rng::with_seed(seed))
+    }
+
+    /// A uniform number in `0..limit`; `limit` must be positive.
+    pub fn below(&mut self, limit: u64) -> u64 {
+        self.0.u64(0..limit)
+    }
+
+    /// A uniform number in `0.0..1.0`.
+    pub fn unit(&mut self) -> f64 {
+        self.0.f64()
+    }
+
+    /// True with this probability.
+    pub fn chance(&mut self, probability: f64) -> bool {
+        self.unit() < probability
+    }
+
+    /// One of `all`, which must not be empty.
+    pub fn pick<'a, T>(&mut self, all: &'a [T]) -> &'a T {
+        &all[self.0.usize(0..all.len())]
+    }
+}
+
 #[cfg(test)]
 mod tests {
     #[test]

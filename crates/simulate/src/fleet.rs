@@ -368,8 +368,10 @@ impl Fleet {
         let result = self.run_pod(key).await;
         Ok(match result {
             Ok(outcome) => outcome,
-            // It is gone, or another one has its name: the watch tells.
-            Err(error) if error.is_not_found() || error.is_conflict() => Outcome::Done,
+            // It is gone: the watch tells.
+            Err(error) if error.is_not_found() => Outcome::Done,
+            // Another one has its name, which the watch tells; or others wrote at the same time, and nothing tells.
+            Err(error) if error.is_conflict() => Outcome::Backoff,
             Err(error) => self.again("report a pod's status", &error),
         })
     }
@@ -632,6 +634,18 @@ mod tests {
         fake.remove(NODE_0);
         pass(30).await;
         assert_eq!(fake.get(NODE_0), None);
+        tasks.shutdown(Duration::from_secs(1)).await;
+    }
+
+    /// Upstream's server gives up a patch after some conflicts, and nothing tells of it afterwards.
+    #[tokio::test(start_paused = true)]
+    async fn a_status_that_met_a_conflict_is_reported_again() {
+        let (_world, fake, tasks) = (base::sim::enter(8), Fake::default(), Tasks::new("test"));
+        start(&fake, "", &tasks).await;
+        fake.conflict_once();
+        bind(&fake, "a", json!({}), json!({}));
+        pass(5).await;
+        assert_eq!(fake.get(POD).expect("there")["status"]["phase"], "Running");
         tasks.shutdown(Duration::from_secs(1)).await;
     }
 

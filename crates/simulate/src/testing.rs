@@ -32,6 +32,8 @@ struct Objects {
     writes: Vec<String>,
     /// While it is set, nothing is answered.
     is_away: bool,
+    /// The next so many writes of pods are answered with a conflict.
+    conflicts: usize,
 }
 
 impl Fake {
@@ -80,6 +82,11 @@ impl Fake {
         objects.watches.clear();
     }
 
+    /// The next write of a pod meets another one.
+    pub fn conflict_once(&self) {
+        self.0.lock().expect("no panic").conflicts = 1;
+    }
+
     fn answer(&self, method: &Method, uri: &http::Uri, body: &[u8]) -> Answer {
         let mut objects = self.0.lock().expect("no panic");
         let path = uri.path().trim_end_matches("/status").to_owned();
@@ -93,6 +100,10 @@ impl Fake {
             };
         }
         objects.writes.push(format!("{method} {}", uri.path()));
+        if path.contains("/pods/") && objects.conflicts > 0 {
+            objects.conflicts -= 1;
+            return failure(409, "Conflict");
+        }
         if *method == Method::POST {
             let name = sent["metadata"]["name"].as_str().unwrap_or_default().to_owned();
             let path = format!("{path}/{name}");

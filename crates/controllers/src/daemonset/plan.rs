@@ -115,12 +115,12 @@ fn visit(
             _ => kept.push(*pod),
         }
     }
-    // The oldest stays; with a surge, an old and a new one may run side by side.
-    let allowed = 1 + usize::from(
-        surge(observed.set) > 0 && kept.iter().any(|pod| !is_current(pod, observed.hash)),
-    );
+    // The oldest stays; with a surge, the oldest of this revision and the oldest of all others.
     kept.sort_by_key(|pod| pod.created);
-    plan.delete.extend(kept.iter().skip(allowed).map(|pod| pod.key.clone()));
+    let surges = surge(observed.set) > 0;
+    let mut stay = BTreeSet::new();
+    let surplus = kept.iter().filter(|pod| !stay.insert(surges && is_current(pod, observed.hash)));
+    plan.delete.extend(surplus.map(|pod| pod.key.clone()));
 }
 
 /// The demands of a set's pods on a node: made once, asked for each node.
@@ -432,5 +432,30 @@ mod tests {
         // One at a time is updated.
         let old = [pod("a", "1", "old", "Running"), pod("b", "2", "old", "Running")];
         check(&[a, b], &old, &[], &["1"]);
+    }
+
+    /// Found by the simulation: a set that adopted two pods of others on a node made a third one and deleted it, for
+    /// ever.
+    #[test]
+    fn a_surge_leaves_one_old_pod_and_one_new_pod() {
+        let mut set = set();
+        let strategy =
+            json!({"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}});
+        set.spec.as_mut().unwrap().update_strategy = Some(from_value(strategy).unwrap());
+        let nodes = [node("a", "x", json!([]))];
+        let check = |pods: &[Arc<Facts>], create: usize, delete: &[&str]| {
+            let now = Timestamp::UNIX_EPOCH;
+            let (plan, _) = plan(&Observed { set: &set, pods, nodes: &nodes, hash: "new", now });
+            let deleted: Vec<_> = plan.delete.iter().map(|key| key.name.to_string()).collect();
+            assert_eq!(
+                (plan.create.len(), deleted),
+                (create, delete.iter().map(|one| one.to_string()).collect())
+            );
+        };
+        let of = |name: &str, hash: &str| pod("a", name, hash, "Running");
+        check(&[of("1", "old"), of("2", "older")], 0, &["2"]);
+        check(&[of("1", "old"), of("2", "older"), of("3", "new")], 0, &["2"]);
+        check(&[of("1", "old")], 1, &[]);
+        check(&[of("1", "old"), of("3", "new")], 0, &["1"]);
     }
 }
