@@ -35,6 +35,8 @@ use crate::request::Key;
 use crate::resource::{FieldValues, Resource};
 use crate::stored::Stored;
 
+mod pages;
+
 /// Events kept in memory for watchers that come back; older ones are read from the store.
 const RING_EVENTS: usize = 1024;
 /// And no more of their bytes than this.
@@ -545,26 +547,23 @@ impl Cacher {
         self.get(&parse_key(&self.prefix, self.row.namespaced, &kv.key)?)
     }
 
-    /// What matches, in key order, from `after` (exclusive) on, at most `limit` (0: all), with the
-    /// revision; and how many of the scope's objects are left, when the list was cut.
+    /// What matches, in key order, at most `limit` (0: all), with the revision; and how many of the scope's
+    /// objects are left, when the list was cut. With selectors nobody wants their number: 1 stands for any.
     pub fn list(&self, scope: &Scope, limit: usize) -> (Vec<Arc<Entry>>, Revision, usize) {
         let state = self.state.read().expect("no panic under the lock");
         let start = Bound::Included(Key::new(scope.namespace.clone(), ""));
-        let mut found = vec![];
-        let mut left = 0;
         let in_scope = |Placed(entry): &&Placed| {
             scope.namespace.is_empty() || entry.key.namespace == scope.namespace
         };
-        for Placed(entry) in state.entries.range((start, Bound::Unbounded)).take_while(in_scope) {
-            if !scope.matches(entry) {
-                continue;
-            }
-            if limit > 0 && found.len() >= limit {
-                left += 1;
-                continue;
-            }
-            found.push(entry.clone());
-        }
+        let all = state.entries.range((start, Bound::Unbounded)).take_while(in_scope);
+        let mut matching = all.filter(|Placed(entry)| scope.matches(entry));
+        let most = if limit > 0 { limit } else { usize::MAX };
+        let found: Vec<_> = matching.by_ref().take(most).map(|Placed(one)| one.clone()).collect();
+        let left = match scope.selects_all() {
+            true if scope.namespace.is_empty() => state.entries.len() - found.len(),
+            true => matching.count(),
+            false => usize::from(matching.next().is_some()),
+        };
         (found, state.revision, left)
     }
 

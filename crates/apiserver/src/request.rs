@@ -1,6 +1,7 @@
 //! The user and the target of a request, which every stage after the filters needs.
 
 use std::borrow::Cow;
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
@@ -80,12 +81,29 @@ pub fn header_text(value: &HeaderValue) -> Cow<'_, str> {
     String::from_utf8_lossy(value.as_bytes())
 }
 
-/// The key of an object: name and (optional) namespace within a resource.
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+/// The key of an object: name and (optional) namespace within a resource. Keys have the order of their storage
+/// keys, as lists do: `a-b/x` comes before `a/x`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Key {
     /// Empty for cluster-scoped resources.
     pub namespace: String,
     pub name: String,
+}
+
+impl Ord for Key {
+    fn cmp(&self, other: &Self) -> Ordering {
+        if self.namespace == other.namespace {
+            return self.name.cmp(&other.name);
+        }
+        let ended = self.namespace.bytes().chain([b'/']);
+        ended.cmp(other.namespace.bytes().chain([b'/']))
+    }
+}
+
+impl PartialOrd for Key {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
 }
 
 impl Key {

@@ -137,6 +137,8 @@ fn start(
 
 #[cfg(test)]
 mod cost;
+#[cfg(test)]
+mod memory;
 
 #[cfg(test)]
 mod tests {

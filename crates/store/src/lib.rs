@@ -416,6 +416,13 @@ pub trait Store: Send + Sync + 'static {
     async fn leases(&self) -> Result<Vec<Lease>>;
     /// Gives the lease its full time again; returns that time in seconds.
     async fn lease_keep_alive(&self, lease: LeaseId) -> Result<i64>;
+    /// Fails if the state at a revision cannot be read: it is compacted, or still to come.
+    async fn check_readable(&self, at: Revision) -> Result<()> {
+        let key = KeyRange::one(Bytes::from_static(b"/"));
+        let request =
+            RangeRequest { revision: Some(at), count_only: true, ..RangeRequest::new(key) };
+        self.range(request).await.map(drop)
+    }
     async fn status(&self) -> Result<Status>;
     /// A part of the status that costs less than all of it.
     async fn space(&self) -> Result<Space> {

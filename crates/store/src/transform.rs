@@ -259,6 +259,10 @@ impl Store for Transformed {
         self.inner.snapshot().await
     }
 
+    async fn check_readable(&self, at: Revision) -> Result<()> {
+        self.inner.check_readable(at).await
+    }
+
     async fn revision_at(&self, millis: u64) -> Result<Revision> {
         self.inner.revision_at(millis).await
     }

@@ -41,11 +41,27 @@ struct ContinueToken {
     start: String,
     /// In seconds since 1970; 0 in a token that does not expire.
     since: i64,
+    /// Number of remaining objects at the revision; 0 if it is unknown.
+    left: u64,
 }
 
 impl ContinueToken {
     fn of(rv: i64, start: String, since: i64) -> Self {
-        Self { v: TOKEN_VERSION.into(), rv, start, since }
+        Self { v: TOKEN_VERSION.into(), rv, start, since, left: 0 }
+    }
+
+    /// The last object of the page before. `None` if a client has made the token.
+    fn last(&self, row: &Resource, scope: &Scope) -> Option<Key> {
+        let path = self.start.trim_start_matches('/').strip_suffix('\0')?;
+        match path.split_once('/') {
+            None if !row.namespaced || !scope.namespace.is_empty() => {
+                Some(Key::new(scope.namespace.clone(), path))
+            }
+            Some((namespace, name)) if row.namespaced && scope.namespace.is_empty() => {
+                Some(Key::new(namespace, name))
+            }
+            _ => None,
+        }
     }
 
     fn encode(&self) -> String {
@@ -150,14 +166,14 @@ impl Registry {
             None => cacher.wait_for(self.revision().await?).await?,
         }
         let (entries, revision, left) = cacher.list(&scope, options.limit);
+        let remaining = (left > 0 && scope.selects_all()).then_some(left as u64);
         let continue_token = match (left, entries.last()) {
             (1.., Some(last)) => {
                 let since = clock::now().as_second();
-                Some(encode_token(&relative(&last.key, &scope), revision, since))
+                Some(encode_token(&relative(&last.key, &scope), revision, since, remaining))
             }
             _ => None,
         };
-        let remaining = (left > 0 && scope.selects_all()).then_some(left as u64);
         let items = all_stored(row, entries.iter().map(|entry| &**entry))?;
         Ok(List { items, revision, continue_token, remaining })
     }
@@ -199,10 +215,42 @@ impl Registry {
             1.. => (Revision(token.rv as u64), token.since),
             _ => (current, clock::now().as_second()),
         };
+        if let Some(page) = self.list_cached(row, scope, options.limit, &token).await? {
+            return Ok(page);
+        }
         match self.list_history(row, scope, options.limit, at, &start, since).await {
             Err(error) if error.is(Reason::Expired) => Err(expired_page(token.start)),
             other => other,
         }
+    }
+
+    /// A later page from the watch cache; see [`Cacher::page`]. `None` if only the store's history has it, or
+    /// the reason why there is none.
+    async fn list_cached(
+        &self,
+        row: &Arc<Resource>,
+        scope: &Scope,
+        limit: usize,
+        token: &ContinueToken,
+    ) -> Result<Option<List>, StatusError> {
+        let counted = scope.selects_all();
+        let at = Revision(token.rv.try_into().unwrap_or_default());
+        let Some(after) = token.last(row, scope).filter(|_| at.0 > 0) else { return Ok(None) };
+        if (counted && token.left == 0) || self.0.store.check_readable(at).await.is_err() {
+            return Ok(None);
+        }
+        let cacher = self.cacher(row);
+        if cacher.wait_for(at).await.is_err() {
+            return Ok(None);
+        }
+        let Some(page) = cacher.page(scope, limit, &after, at) else { return Ok(None) };
+        let left = token.left.saturating_sub(page.entries.len() as u64);
+        let remaining = (page.more && counted).then_some(left);
+        let last = page.entries.last().filter(|_| page.more);
+        let continue_token =
+            last.map(|last| encode_token(&relative(&last.key, scope), at, token.since, remaining));
+        let items = all_stored(row, page.entries.iter().map(|entry| &**entry))?;
+        Ok(Some(List { items, revision: at, continue_token, remaining }))
     }
 
     /// Reads the state at a revision from the store, beginning at `start`: a page of a list that began at
@@ -222,8 +270,9 @@ impl Registry {
         let mut entries: Vec<Entry> = vec![];
         loop {
             let range = KeyRange { start: start.clone(), end: end.clone() };
+            let most = if limit > 0 && scope.selects_all() { limit.min(PAGE) } else { PAGE };
             let request =
-                RangeRequest { range, limit: PAGE, revision: Some(at), count_only: false };
+                RangeRequest { range, limit: most, revision: Some(at), count_only: false };
             let asked = self.0.store.range(request);
             let page = self.0.numbers.timed("list", row, asked).await.map_err(store_error)?;
             let mut left = page.count;
@@ -239,7 +288,7 @@ impl Registry {
                 entries.push(entry);
                 if limit > 0 && entries.len() == limit && left > 0 {
                     let remaining = scope.selects_all().then_some(left as u64);
-                    let continue_token = Some(encode_token(&last, at, since));
+                    let continue_token = Some(encode_token(&last, at, since, remaining));
                     let items = all_stored(row, &entries)?;
                     return Ok(List { items, revision: at, continue_token, remaining });
                 }
@@ -447,13 +496,15 @@ fn not_json(bytes: &[u8], error: &serde_json::Error) -> String {
     }
 }
 
-fn encode_token(last: &Key, revision: Revision, since: i64) -> String {
+/// The token of the page after `last`.
+fn encode_token(last: &Key, revision: Revision, since: i64, left: Option<u64>) -> String {
     let path = if last.namespace.is_empty() {
         last.name.clone()
     } else {
         format!("{}/{}", last.namespace, last.name)
     };
-    ContinueToken::of(revision.0 as i64, format!("{path}\0"), since).encode()
+    let token = ContinueToken::of(revision.0 as i64, format!("{path}\0"), since);
+    ContinueToken { left: left.unwrap_or_default(), ..token }.encode()
 }
 
 /// 410 with a token that continues in the newest state, as upstream.

@@ -210,17 +210,22 @@ impl Registry {
         if let Some(allocator) = &row.allocator {
             allocator.allocate(self, ctx, object, old).await?;
         }
+        object.meta_mut().resource_version = None;
+        let mut encoded = object.encode();
         let (expected, outcome) = match before {
             None => (Revision(0), Outcome::Created),
             Some((current, old)) => {
-                if is_unchanged(object, *old) && !self.is_stale(row, key, current).await? {
-                    let object = current.clone();
-                    return Ok(Some(Written { object, outcome: Outcome::Unchanged }));
+                if is_unchanged(object, &encoded, *old) {
+                    if !self.is_stale(row, key, current).await? {
+                        let object = current.clone();
+                        return Ok(Some(Written { object, outcome: Outcome::Unchanged }));
+                    }
+                    encoded = object.encode();
                 }
                 (current.revision(), Outcome::Updated)
             }
         };
-        let put = self.put(ctx, key, object, expected).await?;
+        let put = self.put_encoded(ctx, key, object, encoded, expected).await?;
         Ok(put.map(|object| Written { object, outcome }))
     }
 
@@ -590,13 +595,23 @@ impl Registry {
         object: &mut dyn Object,
         expected: Revision,
     ) -> Result<Option<Stored>, StatusError> {
-        let row = &ctx.resource;
         object.meta_mut().resource_version = None;
-        let settled = |json| {
-            let codec = if row.custom { &*row.codec } else { row.stored_codec() };
-            Bytes::from(codec.settle(json))
-        };
-        let shown = settled(object.encode());
+        let encoded = object.encode();
+        self.put_encoded(ctx, key, object, encoded, expected).await
+    }
+
+    /// As [`put`](Self::put); `encoded` is the object without resourceVersion.
+    async fn put_encoded(
+        &self,
+        ctx: &RequestContext,
+        key: &Key,
+        object: &dyn Object,
+        encoded: Vec<u8>,
+        expected: Revision,
+    ) -> Result<Option<Stored>, StatusError> {
+        let row = &ctx.resource;
+        let codec = if row.custom { &*row.codec } else { row.stored_codec() };
+        let shown = Bytes::from(codec.settle(encoded));
         let value = match &row.conversion {
             // Strategies saw it in the row's version; only now it is converted to the stored one.
             Some(conversion) if row.custom => {
@@ -680,12 +695,12 @@ fn keep_type(patched: &mut Value, before: &Value) {
     }
 }
 
-/// Whether there is nothing to write. A write of the same content makes no revision.
-fn is_unchanged(object: &mut dyn Object, old: &mut dyn Object) -> bool {
-    object.meta_mut().resource_version = None;
+/// Whether there is nothing to write. A write of the same content makes no revision. `encoded` is the object's JSON,
+/// which is the object's no more if only times differ: it has the old ones then.
+fn is_unchanged(object: &mut dyn Object, encoded: &[u8], old: &mut dyn Object) -> bool {
     old.meta_mut().resource_version = None;
     let before = old.encode();
-    if object.encode() == before {
+    if encoded == before {
         return true;
     }
     if !managed::same_but_for_time(object, old) {

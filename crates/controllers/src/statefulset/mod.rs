@@ -5,7 +5,8 @@
 //! stops at the first error.
 //!
 //! Cost: a change of a pod or claim decodes the set, its revisions, its claims and, of a
-//! pod, only one whose identity must be mended. The rest of its pods is known from a view.
+//! pod, only one that it adopts or whose identity must be mended. The rest of its pods is known from a view, which
+//! holds the pods of StatefulSets alone.
 
 mod claims;
 mod plan;
@@ -22,7 +23,7 @@ use client::{
 };
 use k8s_openapi::Resource;
 use k8s_openapi::api::apps::v1::{ControllerRevision, StatefulSet, StatefulSetStatus};
-use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, PodSpec, PodStatus};
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, PodSpec, PodStatus, Volume};
 use machinery::selector::Selector;
 
 use crate::context::Context;
@@ -61,10 +62,13 @@ struct Brief(Arc<Pod>);
 
 impl Projection<Pod> for Brief {
     fn of(pod: &Pod) -> Self {
-        let spec = pod
-            .spec
-            .as_ref()
-            .map(|spec| PodSpec { volumes: spec.volumes.clone(), ..PodSpec::default() });
+        let spec = pod.spec.as_ref().map(|spec| {
+            // The others are kilobytes, a token's above all.
+            let claimed = |volume: &&Volume| volume.persistent_volume_claim.is_some();
+            let volumes = spec.volumes.as_ref();
+            let volumes = volumes.map(|all| all.iter().filter(claimed).cloned().collect());
+            PodSpec { volumes, ..PodSpec::default() }
+        });
         let status = pod.status.as_ref().map(|status| PodStatus {
             phase: status.phase.clone(),
             conditions: status.conditions.clone(),
@@ -73,10 +77,9 @@ impl Projection<Pod> for Brief {
         Self(Arc::new(Pod { metadata: pod.metadata.clone(), spec, status }))
     }
 
-    /// A pod without a controller may be adopted.
+    /// A pod that a set adopts is decoded at that time: most pods without a controller are never adopted.
     fn concerns(pod: &Pod) -> bool {
-        let owner = owner::controller(&pod.metadata);
-        owner.is_none_or(|owner| owner.kind == StatefulSet::KIND)
+        owner::controller(&pod.metadata).is_some_and(|owner| owner.kind == StatefulSet::KIND)
     }
 }
 
@@ -247,9 +250,10 @@ impl Controller {
         let mine =
             owner::claim_all::<_, StatefulSet>(client, &self.pods, meta, selector, is_member);
         let pods = mine.await?.into_iter().filter_map(|entry| {
-            let brief = self.briefs.get(&entry.header.key)?;
-            let uid = brief.0.metadata.uid.as_deref();
-            (uid == Some(&*entry.header.uid)).then(|| brief.0.clone())
+            let key = &entry.header.key;
+            let brief = self.briefs.get(key).map(|brief| brief.0.clone());
+            let pod = brief.or_else(|| self.pods.get_key(key))?;
+            (pod.metadata.uid.as_deref() == Some(&*entry.header.uid)).then_some(pod)
         });
         Ok(pods.collect())
     }

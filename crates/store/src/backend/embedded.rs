@@ -344,6 +344,11 @@ impl Store for Embedded {
         self.commit(|answer| Work::KeepAlive(lease, answer)).await
     }
 
+    async fn check_readable(&self, at: Revision) -> Result<()> {
+        self.shared.check_open()?;
+        self.shared.state().check_readable(at)
+    }
+
     async fn status(&self) -> Result<Status> {
         self.shared.check_open()?;
         let (disk_bytes, used_bytes) = self.shared.durable.sizes();
