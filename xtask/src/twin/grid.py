@@ -15,7 +15,7 @@ MERGE, STRATEGIC = "application/merge-patch+json", "application/strategic-merge-
 JSON_PATCH, APPLY = "application/json-patch+json", "application/apply-patch+yaml"
 DRY = ["dryRun", "All"]
 # Other things of these kinds change later answers for some time, or are changed by the server itself.
-NEVER_MADE = ("CustomResourceDefinition", "APIService", "ServiceCIDR")
+NEVER_MADE = ("CustomResourceDefinition", "APIService", "ServiceCIDR", "FlowSchema", "PriorityLevelConfiguration")
 SUBRESOURCES = ["status", "scale", "bogus", "log", "exec", "attach", "portforward", "proxy", "eviction", "binding", "token", "approval",
                 "finalize", "ephemeralcontainers", "resize"]
 BAD_NAMES = ["Bad_Name!", "a/b", "..", ".", "", "a%b", "a" * 64, "a" * 254, "a.b", "a..b", "-a", "a-", "A", "1", "a b", "é", "system:x", "10.0.0.1", "a_b", "a:b"]

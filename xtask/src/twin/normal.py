@@ -11,6 +11,8 @@ The same rules hold for both sides. Each removes a fact that no two servers shar
     age             in Tables
     token           of ServiceAccounts
     scheme          the place in upstream's source that an error for an unknown kind names
+    address         of the server itself, in the documents of its issuer
+    allowing role   of several that allow the same
     missing roles   that a refusal lists: bindings of other cases name them, in random order
     rules of a user in a review are sorted: upstream's order is that of a map
     several causes of one field are sorted: upstream reports those of a map in random order
@@ -29,6 +31,8 @@ SCHEME = re.compile(r'(in scheme \\*")[^"\\]*')
 MISSING_ROLES = re.compile(r"(: |\n)RBAC: .*not found\]?")
 # Fields of maps whose keys are names of resources.
 AMOUNTS = re.compile(r"(\.(limits|requests|capacity|allocatable|hard|used|podFixed|default|defaultRequest|max|min|maxLimitRequestRatio))\..*")
+OWN_ADDRESS = re.compile(r"https://(127\.0\.0\.1|10\.1\.2\.9):\d+")
+ALLOWED = re.compile(r"RBAC: allowed by .*")
 NODE_PORT = re.compile(r"\b3[0-2]\d{3}\b")
 SERVICE_IP = re.compile(r"\b10\.43\.\d+\.\d+\b")
 REVISIONS = [
@@ -47,10 +51,10 @@ SUFFIX = r"[bcdfghjklmnpqrstvwxz2456789]{5}\b"
 class Normal:
     """The names of one side within one case."""
 
-    def __init__(self, named):
+    def __init__(self, named, prefixes=()):
         self.named, self.uids, self.addresses, self.ports = named, {}, {}, {}
         # The volume of a pod's token has a generated name, too.
-        self.prefixes = ["kube-api-access-"]
+        self.prefixes = ["kube-api-access-", *filter(None, prefixes)]
 
     def uid(self, match):
         found = match.group(0)
@@ -86,6 +90,7 @@ class Normal:
             value = TIME.sub(self.time, UID.sub(self.uid, value))
             for pattern, by in REVISIONS:
                 value = pattern.sub(by, value)
+            value = ALLOWED.sub("RBAC: allowed", OWN_ADDRESS.sub("<server>", value))
             value = MISSING_ROLES.sub("", SCHEME.sub(r"\1<scheme>", NODE_PORT.sub(self.port, value)))
         if "10.43." in value:
             value = SERVICE_IP.sub(self.address, value)

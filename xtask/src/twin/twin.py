@@ -129,7 +129,8 @@ class Twin:
         said = json.dumps(steps)
         named = set(normal.UID.findall(said)) | set(normal.SERVICE_IP.findall(said)) | set(re.findall(r"\b3[0-2]\d{3}\b", said))
         named |= {value for step in steps for key, value in step.get("query", []) if key == "resourceVersion"}
-        sides = [normal.Normal(named), normal.Normal(named)]
+        prefixes = [prefix_in(self.fill(step.get("body"), name)) for step in steps]
+        sides = [normal.Normal(named, prefixes), normal.Normal(named, prefixes)]
         made = []
         before = self.revisions() if any(step["method"] == "WATCH" for step in steps) else []
         try:
@@ -231,6 +232,13 @@ class Twin:
                 if tries >= SHRINKS:
                     break
         return steps, wanted
+
+
+def prefix_in(body):
+    """The beginning of a name that a server shall make."""
+    meta = body.get("metadata") if isinstance(body, dict) else None
+    prefix = meta.get("generateName") if isinstance(meta, dict) else None
+    return prefix[:58] if isinstance(prefix, str) else ""
 
 
 def is_established(answer):

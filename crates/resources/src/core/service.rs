@@ -32,10 +32,9 @@ use crate::kind::{
     Fields, Hooks, Kind, Made, Rules, STATUS, Sub, age, field, name, spec_and_status, wide,
 };
 use crate::print::{labels, or_none};
-use crate::validate;
-use crate::validate::at::judged;
 use crate::validate::guard::Of;
 use crate::validate::service::addresses;
+use crate::validate::{self, at::judged};
 
 /// Upstream's default of `--service-node-port-range`.
 const DEFAULT_PORTS: RangeInclusive<u16> = 30_000..=32_767;
