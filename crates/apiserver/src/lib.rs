@@ -21,6 +21,7 @@ pub mod authz;
 pub mod cacher;
 pub mod codec;
 pub mod discovery;
+mod error;
 pub mod fairness;
 pub mod filters;
 pub mod health;
@@ -44,5 +45,6 @@ pub mod verbs;
 mod warnings;
 mod zpages;
 
+pub use error::ConfigError;
 pub use machinery::StatusError;
 pub use registry::Registry;

@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::error::ConfigError;
 use crate::resource::{Resource, ResourceTable};
 
 const ALL: &str = "api/all";
@@ -73,41 +74,40 @@ impl RuntimeConfig {
     /// Returns an error for invalid pairs, and for unknown groups and versions: `known` has all groups with
     /// their versions, served or not. Upstream: `APIEnablementOptions.Validate`, then
     /// `MergeAPIResourceConfigs`.
-    pub fn check(&self, known: &BTreeSet<(String, String)>) -> Result<(), String> {
+    pub fn check(&self, known: &BTreeSet<(String, String)>) -> Result<(), ConfigError> {
         if self.0.len() == 1 && self.0.get(ALL).is_some_and(|value| value == "false") {
-            return Err(format!("invalid runtime-config with only {ALL}=false"));
+            return Err(ConfigError::NothingServed(ALL));
         }
         let named = self.0.iter().filter(|(key, _)| !MATCHERS.iter().any(|(name, _)| name == key));
         let mut unknown = BTreeSet::new();
         for (key, _) in named.clone() {
-            let (group, version, _) =
-                parts(key).ok_or_else(|| format!("runtime-config invalid key {key}"))?;
+            let (group, version, _) = parts(key).ok_or_else(|| ConfigError::Key(key.clone()))?;
             if !known.iter().any(|(one, _)| one == group) {
                 unknown.insert(format!("{group}/{version}"));
             }
         }
         if !unknown.is_empty() {
             let unknown: Vec<String> = unknown.into_iter().collect();
-            return Err(format!("unknown api groups {}", unknown.join(",")));
+            return Err(ConfigError::UnknownGroups(unknown.join(",")));
         }
         for (key, _) in MATCHERS {
             match self.0.get(*key).map(String::as_str) {
                 None | Some("true" | "false") => {}
-                Some(value) => return Err(format!("invalid value {key}={value}")),
+                Some(value) => {
+                    return Err(ConfigError::Matcher { key, value: value.to_owned() });
+                }
             }
         }
         for (key, value) in named {
             let Some((group, version, resource)) = parts(key) else { continue };
             if !known.contains(&(group.to_owned(), version.to_owned())) {
-                return Err(format!(
-                    "group version {group}/{version} that has not been registered"
-                ));
+                let (group, version) = (group.to_owned(), version.to_owned());
+                return Err(ConfigError::UnknownVersion { group, version });
             }
             parse_bool(key, value)?;
             if resource.to_lowercase() != resource {
-                return Err(format!(
-                    "invalid key {key}: group/version/resource and resource is always lowercase plural, not {resource:?}"
-                ));
+                let (key, resource) = (key.clone(), resource.to_owned());
+                return Err(ConfigError::Plural { key, resource });
             }
         }
         Ok(())
@@ -123,15 +123,12 @@ fn parts(key: &str) -> Option<(&str, &str, &str)> {
     }
 }
 
-fn parse_bool(key: &str, value: &str) -> Result<bool, String> {
+fn parse_bool(key: &str, value: &str) -> Result<bool, ConfigError> {
     if value.is_empty() {
         return Ok(true);
     }
-    crate::query::parse_bool(value).ok_or_else(|| {
-        format!(
-            "invalid value of {key}: {value}, err: strconv.ParseBool: parsing {value:?}: invalid syntax"
-        )
-    })
+    let (key, text) = (key.to_owned(), value.to_owned());
+    crate::query::parse_bool(value).ok_or(ConfigError::Boolean { key, value: text })
 }
 
 #[cfg(test)]
@@ -190,7 +187,8 @@ mod tests {
             [("apps".into(), "v1".into()), ("apps".into(), "v1beta1".into())].into();
         let check = |pairs: &str, expected: Result<(), &str>| {
             let expected = expected.map_err(str::to_owned);
-            assert_eq!(config(pairs).check(&known), expected, "{pairs}");
+            let found = config(pairs).check(&known).map_err(|why| why.to_string());
+            assert_eq!(found, expected, "{pairs}");
         };
         check("", Ok(()));
         check("api/all=false,apps/v1,apps/v1beta1/deployments=true", Ok(()));

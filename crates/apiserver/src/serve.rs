@@ -20,10 +20,9 @@ use tower::Service;
 use transport::ConnectionInfo;
 
 use crate::authn::{Authenticator, LocalIdentity, PeerCertificates};
-use crate::authz::{Attributes, Authorizer, Decision};
+use crate::authz::{Attributes, Authorizer, Decision, decide};
 use crate::discovery::Discovery;
 use crate::fairness::Fairness;
-use crate::filters::authorization;
 use crate::filters::impersonation::modes::Impersonation;
 use crate::health::Health;
 use crate::limiter::{InFlight, Limiter};
@@ -164,7 +163,7 @@ impl Server {
 
     /// The decision of the authorizers, for reviews about other users.
     pub async fn authorize(&self, attributes: &Attributes) -> Decision {
-        authorization::decide(&self.0.authorizers, attributes).await
+        decide(&self.0.authorizers, attributes).await
     }
 }
 

@@ -14,7 +14,7 @@ use async_trait::async_trait;
 use serde::Deserialize;
 use serde_json::Value as Json;
 
-use crate::ALL_AUTHENTICATED;
+use crate::{ALL_AUTHENTICATED, ConfigError};
 
 const VERSION: &str = "abac.authorization.kubernetes.io/v1beta1";
 const READS: [&str; 3] = ["get", "list", "watch"];
@@ -38,7 +38,7 @@ pub struct Abac(Vec<Policy>);
 
 impl Abac {
     /// `path` is for messages only.
-    pub fn parse(text: &str, path: &str) -> Result<Self, String> {
+    pub fn parse(text: &str, path: &str) -> Result<Self, ConfigError> {
         let mut policies = vec![];
         let mut unversioned = 0;
         for (index, line) in text.lines().enumerate() {
@@ -46,14 +46,17 @@ impl Abac {
             if line.is_empty() || line.starts_with('#') {
                 continue;
             }
-            let failed = |why: String| {
-                format!("error reading policy file {path}, line {}: {line}: {why}", index + 1)
+            let failed = |error| ConfigError::Policy {
+                path: path.to_owned(),
+                number: index + 1,
+                line: line.to_owned(),
+                error,
             };
-            let parsed: Json = serde_json::from_str(line).map_err(|e| failed(e.to_string()))?;
+            let parsed: Json = serde_json::from_str(line).map_err(failed)?;
             let is_new = parsed["apiVersion"] == VERSION && parsed["kind"] == "Policy";
             unversioned += usize::from(!is_new);
             let spec = if is_new { parsed["spec"].clone() } else { parsed };
-            let policy = serde_json::from_value(spec).map_err(|e| failed(e.to_string()))?;
+            let policy = serde_json::from_value(spec).map_err(failed)?;
             policies.push(Policy::complete(policy, is_new));
         }
         if unversioned > 0 {

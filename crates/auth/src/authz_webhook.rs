@@ -18,6 +18,7 @@ use cel::{Budget, CompileError, Object, Program, Type, Value};
 use machinery::selector::Selector;
 use serde_json::{Map, Value as Json, json};
 
+use crate::WebhookError;
 use crate::webhook::Webhook;
 
 /// The cost limit of one condition.
@@ -126,7 +127,7 @@ impl AuthorizationWebhook {
         }
     }
 
-    async fn ask(&self, spec: &Json) -> Result<Decision, String> {
+    async fn ask(&self, spec: &Json) -> Result<Decision, WebhookError> {
         let mut sent = spec.clone();
         if self.settings.version == "v1beta1"
             && let Some(groups) = sent.as_object_mut().and_then(|spec| spec.remove("groups"))
@@ -182,7 +183,7 @@ impl Authorizer for AuthorizationWebhook {
         }
         let decision = match self.ask(&spec).await {
             Ok(decision) => decision,
-            Err(why) => return self.failed(&why),
+            Err(why) => return self.failed(&why.to_string()),
         };
         if is_short(attributes) {
             let lasts = match &decision {

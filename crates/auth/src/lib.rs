@@ -20,6 +20,7 @@ pub mod abac;
 pub mod authz_webhook;
 pub mod bootstrap_token;
 mod chain;
+mod error;
 mod mirror;
 pub mod modes;
 pub mod node;
@@ -43,6 +44,7 @@ pub use apiserver::authn::Authenticator;
 pub use apiserver::authz::{Attributes, Authorizer, Decision, PolicyRule};
 pub use apiserver::request::{RequestInfo, UserInfo};
 pub use chain::{Always, Authenticators, Authorizers, Masters};
+pub use error::{ConfigError, WebhookError};
 pub use rbac::Rbac;
 
 pub const ALL_AUTHENTICATED: &str = "system:authenticated";

@@ -26,6 +26,7 @@ use async_trait::async_trait;
 use machinery::field::{FieldErrors, Path};
 use serde::Deserialize;
 
+use crate::ConfigError;
 use crate::authz_webhook::{AuthorizationWebhook, Condition, Settings};
 use crate::chain::{Always, Authorizers, Masters};
 use crate::webhook::Webhook;
@@ -91,15 +92,14 @@ pub struct MatchCondition {
 }
 
 impl AuthorizationConfiguration {
-    pub fn parse(yaml: &str) -> Result<Self, String> {
-        let config: Self = serde_saphyr::from_str(yaml).map_err(|error| error.to_string())?;
+    pub fn parse(yaml: &str) -> Result<Self, ConfigError> {
+        let config: Self =
+            serde_saphyr::from_str(yaml).map_err(|error| ConfigError::Syntax(Box::new(error)))?;
         if config.kind != "AuthorizationConfiguration"
             || !VERSIONS.contains(&config.api_version.as_str())
         {
-            return Err(format!(
-                "no kind {:?} is registered for version {:?}",
-                config.kind, config.api_version
-            ));
+            let (kind, version) = (config.kind, config.api_version);
+            return Err(ConfigError::Kind { kind, version });
         }
         Ok(config)
     }
@@ -129,19 +129,19 @@ impl Modes {
     pub fn new(
         configuration: &AuthorizationConfiguration,
         available: Available,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, ConfigError> {
         let first = chain(configuration, &available)?;
         let required = configuration.modes().into_iter().filter(|mode| *mode != "Webhook");
         let required = required.map(str::to_owned).collect();
         Ok(Self { available, required, current: ArcSwap::from_pointee(first) })
     }
 
-    pub fn replace(&self, configuration: &AuthorizationConfiguration) -> Result<(), String> {
+    pub fn replace(&self, configuration: &AuthorizationConfiguration) -> Result<(), ConfigError> {
         let modes = configuration.modes();
         let missing = self.required.iter().filter(|mode| !modes.contains(&mode.as_str()));
         let missing: Vec<&str> = missing.map(String::as_str).collect();
         if !missing.is_empty() {
-            return Err(format!("missing required types: [{}]", missing.join(" ")));
+            return Err(ConfigError::MissingModes(missing.join(" ")));
         }
         self.current.store(Arc::new(chain(configuration, &self.available)?));
         Ok(())
@@ -166,7 +166,7 @@ impl Authorizer for Modes {
 fn chain(
     configuration: &AuthorizationConfiguration,
     available: &Available,
-) -> Result<Authorizers, String> {
+) -> Result<Authorizers, ConfigError> {
     let mut errors = FieldErrors::default();
     let mut all: Vec<Arc<dyn Authorizer>> = vec![Arc::new(Masters)];
     let root = Path::new("authorizers");
@@ -179,15 +179,10 @@ fn chain(
         settings.push(check(one, before, &root.index(index), &mut errors));
     }
     if !errors.is_empty() {
-        return Err(errors.summary());
+        return Err(ConfigError::Fields(errors.summary()));
     }
     for (one, settings) in configuration.authorizers.iter().zip(settings) {
-        let not_there = || {
-            let mode = &one.mode;
-            format!(
-                "authorizer type {mode} is not allowed if it was not enabled at initial server startup"
-            )
-        };
+        let not_there = || ConfigError::Mode(one.mode.clone());
         let there = |one: &Option<Arc<dyn Authorizer>>| one.clone().ok_or_else(not_there);
         all.push(match (one.mode.as_str(), settings, &one.webhook) {
             ("Node", ..) => there(&available.node)?,
@@ -394,7 +389,7 @@ mod tests {
         Available { node: no.clone(), rbac: no, abac: None }
     }
 
-    fn modes(authorizers: &str) -> Result<Modes, String> {
+    fn modes(authorizers: &str) -> Result<Modes, ConfigError> {
         let text = format!(
             "apiVersion: apiserver.config.k8s.io/v1\nkind: AuthorizationConfiguration\nauthorizers: {authorizers}"
         );
@@ -404,7 +399,8 @@ mod tests {
     #[test]
     fn mistakes_have_upstreams_messages() {
         let check = |authorizers: &str, expected: &str| {
-            assert_eq!(modes(authorizers).err().as_deref().unwrap_or_default(), expected);
+            let refused = modes(authorizers).err().map(|why| why.to_string());
+            assert_eq!(refused.as_deref().unwrap_or_default(), expected);
         };
         check("[{type: Node, name: node}, {type: RBAC, name: rbac}]", "");
         check("[]", "authorizers: Required value: at least one authorization mode must be defined");
@@ -427,7 +423,7 @@ mod tests {
         let missing = "authorizers[0].connectionInfo.kubeConfigFile: Invalid value: \"/none\": error loading file: No such file or directory (os error 2)";
         check(&webhook(""), missing);
         let conditions = ", matchConditionSubjectAccessReviewVersion: v1, matchConditions: [{expression: \"request.user\"}]";
-        let error = modes(&webhook(conditions)).err().expect("wrong");
+        let error = modes(&webhook(conditions)).err().expect("wrong").to_string();
         let wanted = "authorizers[0].matchConditions[0].expression: Invalid value: \"request.user\": must evaluate to bool but got string";
         assert!(error.contains(wanted), "{error}");
         check(
@@ -448,10 +444,8 @@ mod tests {
             authorizers: all.iter().map(|mode| entry(mode)).collect(),
             ..Default::default()
         };
-        assert_eq!(
-            modes.replace(&next(&["AlwaysAllow"])).err().as_deref(),
-            Some("missing required types: [RBAC]")
-        );
+        let refused = modes.replace(&next(&["AlwaysAllow"])).expect_err("RBAC is required");
+        assert_eq!(refused.to_string(), "missing required types: [RBAC]");
         modes.replace(&next(&["RBAC", "AlwaysAllow"])).expect("right");
         assert!(may().await);
     }

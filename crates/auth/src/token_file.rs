@@ -8,18 +8,16 @@
 
 use apiserver::request::UserInfo;
 
+use crate::ConfigError;
 use crate::tokens::StaticTokens;
 
 /// `path` is for messages only.
-pub fn parse(text: &str, path: &str) -> Result<StaticTokens, String> {
+pub fn parse(text: &str, path: &str) -> Result<StaticTokens, ConfigError> {
     let mut tokens = vec![];
     for (index, record) in records(text)?.into_iter().enumerate() {
         let number = index + 1;
         let [token, user, uid, rest @ ..] = &record[..] else {
-            return Err(format!(
-                "token file '{path}' must have at least 3 columns (token, user name, user uid), found {}",
-                record.len()
-            ));
+            return Err(ConfigError::Columns { path: path.to_owned(), found: record.len() });
         };
         if token.is_empty() {
             tracing::warn!(path, number, "empty token has been found in token file");
@@ -42,13 +40,13 @@ pub fn parse(text: &str, path: &str) -> Result<StaticTokens, String> {
 }
 
 /// Comma-separated values according to RFC 4180: quotes inside of quotes are doubled.
-fn records(text: &str) -> Result<Vec<Vec<String>>, String> {
+fn records(text: &str) -> Result<Vec<Vec<String>>, ConfigError> {
     let mut records = vec![];
     for (index, line) in text.lines().enumerate() {
         if line.is_empty() {
             continue;
         }
-        records.push(record(line).map_err(|why| format!("record on line {}: {why}", index + 1))?);
+        records.push(record(line).map_err(|why| ConfigError::Record { line: index + 1, why })?);
     }
     Ok(records)
 }
@@ -117,7 +115,8 @@ mod tests {
     fn broken_files_are_refused() {
         let short =
             "token file 'f' must have at least 3 columns (token, user name, user uid), found 2";
-        assert_eq!(parse("a,b\n", "f").err().as_deref(), Some(short));
+        let refused = parse("a,b\n", "f").err().map(|why| why.to_string());
+        assert_eq!(refused.as_deref(), Some(short));
         for bad in ["a,\"b,c\n", "a,b\"c,d\n", "a,\"b\"c,d\n"] {
             assert!(parse(bad, "f").is_err(), "{bad}");
         }

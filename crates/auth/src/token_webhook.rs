@@ -14,6 +14,7 @@ use k8s_openapi::api::authentication::v1 as authentication;
 use serde::Deserialize;
 use serde_json::json;
 
+use crate::ConfigError;
 use crate::tokens::{Recognized, TokenAuthenticator};
 use crate::webhook::Webhook;
 
@@ -37,11 +38,9 @@ struct Answer {
 }
 
 impl TokenWebhook {
-    pub fn new(webhook: Webhook, version: &str, lasts: Duration) -> Result<Self, String> {
+    pub fn new(webhook: Webhook, version: &str, lasts: Duration) -> Result<Self, ConfigError> {
         if !matches!(version, "v1" | "v1beta1") {
-            return Err(format!(
-                "unsupported webhook authenticator version {version:?}, supported versions are \"v1\", \"v1beta1\""
-            ));
+            return Err(ConfigError::WebhookVersion(version.to_owned()));
         }
         let memory = Memory::new(REMEMBERED);
         Ok(Self { webhook, version: version.to_owned(), lasts, memory })
@@ -68,8 +67,8 @@ impl TokenAuthenticator for TokenWebhook {
         });
         let refused = |why: String| StatusError::unauthorized().with_message(why);
         let answer = self.webhook.ask(&review, LIMIT).await.map_err(|why| {
-            tracing::error!(why, "Failed to make webhook authenticator request");
-            refused(why)
+            tracing::error!(%why, "Failed to make webhook authenticator request");
+            refused(why.to_string())
         })?;
         let answer: Answer =
             serde_json::from_value(answer).map_err(|error| refused(error.to_string()))?;

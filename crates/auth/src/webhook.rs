@@ -13,6 +13,8 @@ use http_body_util::{BodyExt, Limited};
 use serde_json::Value as Json;
 use transport::{ClientError, ClientOptions, HttpClient, Token};
 
+use crate::{ConfigError, WebhookError};
+
 /// Upstream: `DefaultAuthWebhookRetryBackoff`.
 const TRIES: usize = 5;
 const FIRST_WAIT: Duration = Duration::from_millis(500);
@@ -26,21 +28,12 @@ pub struct Webhook {
     url: String,
 }
 
-#[derive(Debug, thiserror::Error)]
-enum Failure {
-    /// A retry may succeed.
-    #[error("{0}")]
-    Passing(String),
-    #[error("{0}")]
-    Lasting(String),
-}
-
 impl Webhook {
     /// The server and user of the file's current context.
-    pub fn from_kubeconfig(path: &Path) -> Result<Self, String> {
-        let config = pki::Kubeconfig::read(path).map_err(|error| error.to_string())?;
+    pub fn from_kubeconfig(path: &Path) -> Result<Self, ConfigError> {
+        let config = pki::Kubeconfig::read(path)?;
         let directory = path.parent().unwrap_or(Path::new("."));
-        let found = config.resolve(None, directory).map_err(|error| error.to_string())?;
+        let found = config.resolve(None, directory)?;
         let http = HttpClient::new(&ClientOptions {
             ca_pem: found.ca_pem,
             cert_pem: found.client_cert_pem,
@@ -51,10 +44,11 @@ impl Webhook {
             user_agent: Some("kube-apiserver".into()),
             ..ClientOptions::default()
         });
-        let http = http.map_err(|error| format!("{}: {error}", path.display()))?;
+        let shown = path.display().to_string();
         if found.server.is_empty() {
-            return Err(format!("{}: the kubeconfig names no server", path.display()));
+            return Err(ConfigError::NoServer(shown));
         }
+        let http = http.map_err(|error| ConfigError::Client { path: shown, error })?;
         Ok(Self { http, url: found.server })
     }
 
@@ -64,58 +58,54 @@ impl Webhook {
     }
 
     /// Asks with retries until there is an answer, for at most `limit`.
-    pub async fn ask(&self, review: &Json, limit: Duration) -> Result<Json, String> {
+    pub async fn ask(&self, review: &Json, limit: Duration) -> Result<Json, WebhookError> {
         let work = async {
             let mut backoff = Backoff::new(FIRST_WAIT, LONGEST_WAIT).with_jitter(0.2);
-            let mut last = String::new();
-            for attempt in 0..TRIES {
-                if attempt > 0 {
-                    tokio::time::sleep(backoff.step()).await;
-                }
+            for _ in 1..TRIES {
                 match self.post(review).await {
-                    Ok(answer) => return Ok(answer),
-                    Err(Failure::Passing(why)) => last = why,
-                    Err(Failure::Lasting(why)) => return Err(why),
+                    Err(error) if error.is_passing() => {}
+                    done => return done,
                 }
+                tokio::time::sleep(backoff.step()).await;
             }
-            Err(last)
+            self.post(review).await
         };
-        let late = || Err(format!("Post {:?}: context deadline exceeded", self.url));
-        tokio::time::timeout(limit, work).await.unwrap_or_else(|_| late())
+        let late = |_| Err(self.posting("context deadline exceeded", false));
+        tokio::time::timeout(limit, work).await.unwrap_or_else(late)
     }
 
-    async fn post(&self, review: &Json) -> Result<Json, Failure> {
-        let posting = |why: String| format!("Post {:?}: {why}", self.url);
+    fn posting(&self, why: impl ToString, passing: bool) -> WebhookError {
+        WebhookError::Post { url: self.url.clone(), why: why.to_string(), passing }
+    }
+
+    async fn post(&self, review: &Json) -> Result<Json, WebhookError> {
         let request = Request::post(&self.url)
             .header(header::CONTENT_TYPE, "application/json")
             .header(header::ACCEPT, "application/json, */*")
             .body(transport::full(review.to_string()))
-            .map_err(|error| Failure::Lasting(posting(error.to_string())))?;
-        let response = self.http.request(request).await.map_err(|error| match error {
+            .map_err(|error| self.posting(error, false))?;
+        let response = self.http.request(request).await.map_err(|error| {
+            use ClientError::{Body, Http, Pooled};
             // Upstream does not retry if the connection fails.
-            error if error.is_connect() => Failure::Lasting(posting(error.to_string())),
-            error @ (ClientError::Pooled(_) | ClientError::Http(_) | ClientError::Body(_)) => {
-                Failure::Passing(posting(error.to_string()))
-            }
-            error => Failure::Lasting(posting(error.to_string())),
+            let passing = !error.is_connect() && matches!(error, Pooled(_) | Http(_) | Body(_));
+            self.posting(error, passing)
         })?;
         let status = response.status();
         let body = Limited::new(response.into_body(), ANSWER_BYTES).collect().await;
-        let body = body.map_err(|error| Failure::Passing(posting(error.to_string())))?.to_bytes();
+        let body = body.map_err(|error| self.posting(error, true))?.to_bytes();
         if !status.is_success() {
             return Err(refused(status, &body));
         }
-        serde_json::from_slice(&body)
-            .map_err(|error| Failure::Lasting(format!("couldn't decode the answer: {error}")))
+        serde_json::from_slice(&body).map_err(|error| WebhookError::Answer(error.to_string()))
     }
 }
 
-fn refused(status: StatusCode, body: &Bytes) -> Failure {
+fn refused(status: StatusCode, body: &Bytes) -> WebhookError {
     let parsed: Json = serde_json::from_slice(body).unwrap_or_default();
     let text = match parsed["message"].as_str() {
         Some(message) => message.to_owned(),
         None => format!("the server answered {status}"),
     };
-    let is_passing = status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS;
-    if is_passing { Failure::Passing(text) } else { Failure::Lasting(text) }
+    let passing = status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS;
+    WebhookError::Refused { text, passing }
 }

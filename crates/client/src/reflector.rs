@@ -49,7 +49,7 @@ const PARTIAL: &str =
 pub(crate) const PARTIAL_LIST: &str =
     "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json";
 
-/// What to mirror.
+/// The mirrored resource.
 #[derive(Clone, Debug)]
 pub(crate) struct Source {
     /// The collection.
@@ -87,7 +87,7 @@ enum State {
     Following {
         revision: String,
         changes: local::Changes,
-        /// Told, and not yet applied.
+        /// Received, and not yet applied.
         ready: VecDeque<local::Change>,
     },
 }
@@ -143,7 +143,7 @@ impl Reflector {
                     tracing::debug!(path = self.source.path, %trouble, "watching again");
                 }
                 Err(trouble) => {
-                    tracing::warn!(path = self.source.path, %trouble, "cannot list or watch, trying again");
+                    tracing::warn!(path = self.source.path, %trouble, "failed to list or watch, will retry");
                     if stop.or(tokio::time::sleep(backoff.step())).await.is_none() {
                         return;
                     }

@@ -39,7 +39,7 @@ async fn run(registry: Registry) {
     loop {
         let mut services = registry.follow::<Service>().await.1;
         let mut addresses = registry.follow::<IPAddress>().await.1;
-        // What was there before counts as changed now.
+        // Existing objects count as changed.
         let mut round = Round::default();
         round.note();
         while round.step(&registry, &mut services, &mut addresses).await.is_ok() {}
@@ -86,7 +86,7 @@ impl Round {
             None => {
                 self.at = None;
                 if let Err(error) = mend(registry).await {
-                    tracing::warn!(%error, "cluster IPs cannot be looked at");
+                    tracing::warn!(%error, "failed to check the cluster IPs");
                     self.is_followed = true;
                 }
                 if std::mem::take(&mut self.is_followed) {

@@ -31,11 +31,11 @@ pub enum AssemblyError {
     #[error(transparent)]
     Admission(#[from] admission::OptionsError),
     /// Upstream's `--runtime-config`.
-    #[error("{0}")]
-    RuntimeConfig(String),
+    #[error(transparent)]
+    RuntimeConfig(#[from] apiserver::ConfigError),
 }
 
-/// What the rows of a server need to know of it.
+/// The server's settings that its rows need.
 pub struct Options {
     pub kubelets: Kubelets,
     /// Sign the tokens of service accounts.
@@ -147,7 +147,7 @@ pub fn hide_versions(config: &RuntimeConfig, registry: &Registry) -> Result<(), 
     let table = registry.resources();
     let mut known = resources::versions::known();
     known.extend(table.iter().map(|row| (row.group.clone(), row.version.clone())));
-    config.check(&known).map_err(AssemblyError::RuntimeConfig)?;
+    config.check(&known)?;
     let hidden = config.hidden(&table);
     registry.change_resources(|table| table.hide(hidden));
     Ok(())

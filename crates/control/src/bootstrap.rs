@@ -24,13 +24,13 @@ use crate::endpoints::{Own, Reconciler};
 /// The ConfigMap in kube-system that joined nodes read the cluster's settings from.
 pub const CLUSTER_CONFIG: &str = "decapod-cluster";
 
-/// What of a server's settings shows in the objects.
+/// The server's settings that the objects contain.
 #[derive(Clone, Debug, Default)]
 pub struct Cluster {
     pub service_cidrs: Vec<IpNet>,
     /// Settings that a joining node takes over, as text: see [`cluster_config`].
     pub node_settings: BTreeMap<String, String>,
-    /// Where this API server is reached.
+    /// The addresses of this API server.
     pub own: Own,
     /// The host's name.
     pub host: String,
@@ -87,7 +87,7 @@ pub(crate) async fn ensure(
 fn go_on(outcome: Result<(), StatusError>) -> Result<(), StatusError> {
     match outcome {
         Err(error) if !error.is(Reason::ServiceUnavailable) => {
-            tracing::warn!(%error, "cannot write an object that every cluster has");
+            tracing::warn!(%error, "failed to write an object that every cluster has");
             Ok(())
         }
         outcome => outcome,
@@ -304,7 +304,7 @@ fn is_day(text: Option<&String>) -> bool {
     text.is_some_and(|text| text.len() == 10 && text.parse::<jiff::civil::Date>().is_ok())
 }
 
-/// What anybody may know before joining: the server and its authority, as kubeadm publishes it.
+/// The public data for joining: the server and its authority, as kubeadm publishes it.
 fn cluster_info(cluster: &Cluster) -> ConfigMap {
     use base64::Engine;
     let ca = base64::engine::general_purpose::STANDARD.encode(&cluster.ca_pem);

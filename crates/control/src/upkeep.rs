@@ -35,10 +35,10 @@ async fn run(registry: Registry, cluster: Cluster, endpoints: Arc<Reconciler>) {
     loop {
         let mut removals = Removals::follow(&registry).await;
         loop {
-            // Also what went before anybody looked.
+            // Also objects that were deleted before the watch.
             let mut retry = Backoff::new(RETRY, RETRY_CEILING);
             while let Err(error) = bootstrap::keep(&registry, &cluster, &endpoints).await {
-                tracing::warn!(%error, "a first object cannot be made anew");
+                tracing::warn!(%error, "failed to recreate the first objects");
                 tokio::time::sleep(retry.step()).await;
             }
             if removals.next().await.is_err() {

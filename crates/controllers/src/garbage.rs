@@ -113,7 +113,10 @@ impl Controller {
                     }
                 }
                 Err(error) => {
-                    tracing::warn!(error = error.text(), "no discovery for the garbage collector")
+                    tracing::warn!(
+                        error = error.text(),
+                        "failed to read discovery for the garbage collector"
+                    )
                 }
             }
             tokio::time::sleep(backoff.step()).await;
@@ -127,7 +130,7 @@ impl Controller {
             .map(|one| (one.gvr.clone(), one))
             .collect();
         let known: BTreeSet<_> = self.monitors().keys().cloned().collect();
-        // What a group that does not answer had is kept: it may come back.
+        // The resources of a group that does not answer are kept: it may come back.
         for gvr in known.iter().filter(|gvr| complete && !wanted.contains_key(*gvr)) {
             self.informers.forget(gvr);
             self.monitors.write().expect("no panic while held").remove(gvr);
@@ -438,7 +441,7 @@ enum OwnerState {
     Dangling,
     /// Going, and waiting for its dependents.
     Waiting,
-    /// Of a kind that discovery does not know.
+    /// The owner's kind is unknown to discovery.
     Unknown,
 }
 

@@ -101,7 +101,7 @@ fn selector_of<S: Replicated>(set: &S) -> Selector {
     usable.unwrap_or(Selector::nothing())
 }
 
-/// What to do about the number of pods, and the status it makes. Pure.
+/// The changes of the number of pods, and the new status. Pure.
 #[derive(Debug, PartialEq)]
 enum Plan {
     Enough,
@@ -153,7 +153,7 @@ impl<S: Replicated> Controller<S> {
         let selector = match Selector::from_api(Some(&spec.selector)) {
             Ok(selector) => selector,
             Err(error) => {
-                tracing::warn!(%key, %error, "a ReplicaSet's selector is invalid");
+                tracing::warn!(%key, %error, "failed to parse the selector of the ReplicaSet");
                 return Ok(Outcome::Done);
             }
         };

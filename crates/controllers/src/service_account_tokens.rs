@@ -207,7 +207,7 @@ impl Tokens {
             true => match self.signer.sign(&account.metadata, name) {
                 Ok(token) => Some(token),
                 Err(error) => {
-                    tracing::error!(%error, secret = name, "cannot sign the token of a Secret");
+                    tracing::error!(%error, secret = name, "failed to sign the token of the Secret");
                     return Ok(());
                 }
             },

@@ -3,11 +3,9 @@
 use std::sync::Arc;
 
 use apiserver::resource::{Computed, Conversion, Resource, Review, Storage, TableConvertor};
-use machinery::object::{Codec, DecodeError, Decoded, Unstructured};
+use machinery::object::Untyped;
 use machinery::patch::Schema;
-use machinery::{Object, ObjectMeta};
 use release::features::{self, Feature};
-use serde_json::Value;
 
 /// A row that is being built.
 pub struct Row {
@@ -109,36 +107,6 @@ impl Row {
         self.resource.subresources.sort_unstable_by_key(|sub| sub.name);
         self.resource.schema = schema;
         self.resource
-    }
-}
-
-/// The codec of a kind without a Rust type.
-struct Untyped {
-    api_version: String,
-    kind: String,
-}
-
-impl Codec for Untyped {
-    fn decode(&self, json: &[u8]) -> Result<Decoded, DecodeError> {
-        self.decode_value(serde_json::from_slice(json)?)
-    }
-
-    fn decode_value(&self, value: Value) -> Result<Decoded, DecodeError> {
-        let object = Box::new(Unstructured::from_value(value)?);
-        Ok(Decoded { object, unknown_fields: vec![] })
-    }
-
-    fn decode_stored(&self, json: &[u8]) -> Result<Box<dyn Object>, DecodeError> {
-        Ok(self.decode(json)?.object)
-    }
-
-    fn empty(&self) -> Box<dyn Object> {
-        Box::new(Unstructured {
-            api_version: self.api_version.clone(),
-            kind: self.kind.clone(),
-            metadata: ObjectMeta::default(),
-            fields: Default::default(),
-        })
     }
 }
 

@@ -21,6 +21,8 @@ use crate::devices::{Taken, World};
 use crate::event::ClusterEvent;
 use crate::extended::CLASS_PREFIX;
 
+/// The finalizer of an allocated claim.
+pub const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
 /// Says of a claim that it is for extended resources.
 pub const EXTENDED: &str = "resource.kubernetes.io/extended-resource-claim";
 
@@ -43,12 +45,12 @@ pub struct Claims {
 struct State {
     /// By the claim's uid.
     decided: HashMap<String, Decided>,
-    /// What was last made of all objects, and after how many changes.
+    /// The last view of all objects, and the number of changes before it.
     world: Option<(u64, Arc<World>)>,
 }
 
 struct Decided {
-    /// Whose claim led to it.
+    /// The pod whose claim led to it.
     pod: String,
     allocation: AllocationResult,
     /// The version of the claim that has it, once it is written.
@@ -68,7 +70,7 @@ pub fn allocation(claim: &ResourceClaim) -> Option<&AllocationResult> {
     claim.status.as_ref()?.allocation.as_ref()
 }
 
-/// What a claim has; the view leaves out claims that have nothing.
+/// The devices of a claim; the view leaves out claims without devices.
 struct Allocated(AllocationResult);
 
 impl Projection<ResourceClaim> for Allocated {
@@ -213,7 +215,7 @@ impl Claims {
         world
     }
 
-    /// What was decided for a claim that the API does not know of.
+    /// The allocation that was decided for a claim and is not yet in the API.
     pub fn decided(&self, claim: &ResourceClaim) -> Option<AllocationResult> {
         self.state().decided.get(uid(claim)).map(|one| one.allocation.clone())
     }
@@ -254,6 +256,10 @@ impl Claims {
     }
 }
 
+pub fn name_of(claim: &ResourceClaim) -> &str {
+    claim.metadata.name.as_deref().unwrap_or_default()
+}
+
 fn class_changed(event: &Event<DeviceClass>) -> ClusterEvent {
     let (old, new) = (event.old(), event.object());
     let resource = |class: &DeviceClass| class.spec.extended_resource_name.clone();
@@ -265,7 +271,7 @@ fn class_changed(event: &Event<DeviceClass>) -> ClusterEvent {
     }
 }
 
-/// What a change of a claim means to those that wait.
+/// The event of a changed claim for waiting pods.
 fn told(event: &Event<ResourceClaim>) -> ClusterEvent {
     let (old, new) = (event.old(), event.object());
     let had = old.as_ref().is_some_and(|old| allocation(old).is_some());

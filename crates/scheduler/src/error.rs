@@ -34,9 +34,9 @@ pub enum BindError {
     #[error("{}", .0.reasons.join(", "))]
     Rejected(Rejection),
     #[error("{}", .0.text())]
-    Api(#[from] client::Error),
+    Api(Box<client::Error>),
     #[error("{action}: {}", .error.text())]
-    Write { action: String, error: client::Error },
+    Write { action: String, error: Box<client::Error> },
     #[error("binding volumes: context deadline exceeded")]
     VolumesTimeout,
     #[error("device binding timeout: context deadline exceeded")]
@@ -48,6 +48,12 @@ pub enum BindError {
     ClaimChanged { claim: String, change: &'static str },
     #[error(transparent)]
     Extender(#[from] ExtenderError),
+}
+
+impl From<client::Error> for BindError {
+    fn from(error: client::Error) -> Self {
+        Self::Api(Box::new(error))
+    }
 }
 
 #[derive(Debug, thiserror::Error)]

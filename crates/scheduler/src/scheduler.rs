@@ -139,7 +139,7 @@ struct State {
     gangs: Gangs<Job>,
 }
 
-/// What a decision leaves to be written.
+/// The writes of a decision.
 enum Job {
     Bind {
         pod: Arc<PodInfo>,
@@ -416,7 +416,7 @@ impl Scheduler {
                     let why = format!(
                         "pre-filter pod {name} cannot find enough sibling pods, current pods number: {there}, minMember of group: {least}"
                     );
-                    tracing::debug!(pod = %pod.key, group, "a group is not complete");
+                    tracing::debug!(pod = %pod.key, group, "the gang is not complete");
                     let diagnosis = Diagnosis {
                         nodes: state.cluster.count(),
                         general: Some(why),
@@ -684,7 +684,7 @@ impl Scheduler {
             }
             Err(error) if error.is_not_found() => {}
             Err(error) => {
-                tracing::warn!(pod = %victim.key, error = error.text(), "preemption failed")
+                tracing::warn!(pod = %victim.key, error = error.text(), "failed to delete the victim of preemption")
             }
         }
     }
@@ -694,7 +694,7 @@ impl Scheduler {
         let patch = Patch::Strategic(patch);
         match api.patch_status(&pod.key.name, &PatchParams::default(), &patch).await {
             Err(error) if !error.is_not_found() && !error.is_conflict() => {
-                tracing::warn!(pod = %pod.key, error = error.text(), "cannot update a pod's status");
+                tracing::warn!(pod = %pod.key, error = error.text(), "failed to update the pod's status");
             }
             _ => {}
         }

@@ -48,7 +48,7 @@ const JSON: &str = "application/json";
 const MERGE: &str = "application/strategic-merge-patch+json";
 const NODES: &str = "/api/v1/nodes";
 
-/// What a node's worker is asked for.
+/// The requests to a node's worker.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum NodeKey {
     Node(Arc<str>),
@@ -70,7 +70,7 @@ struct Inner {
     said: LogLimit<&'static str>,
 }
 
-/// Of an answer only this is wanted.
+/// The part of an answer that is read.
 #[derive(Deserialize)]
 struct Written {
     metadata: Version,
@@ -254,7 +254,7 @@ impl Fleet {
             Ok(mode) => (mode, None),
             Err(why) => {
                 if self.0.said.ask("annotation").is_some() {
-                    tracing::warn!(node = name, %why, "cannot read the annotation of a node");
+                    tracing::warn!(node = name, %why, "failed to parse the annotation of the node");
                 }
                 by_clock
             }
@@ -413,7 +413,7 @@ impl Fleet {
         let own = pod.metadata.annotations.as_deref().map(PodSettings::parse).transpose();
         let own = own.unwrap_or_else(|why| {
             if self.0.said.ask("pod's annotation").is_some() {
-                tracing::warn!(pod = %key, %why, "cannot read the annotation of a pod");
+                tracing::warn!(pod = %key, %why, "failed to parse the annotation of the pod");
             }
             None
         });
@@ -436,7 +436,7 @@ impl Fleet {
         let pod_ips = match (pod.spec.host_network, report) {
             (true, _) => Some(host_ip.parse().into_iter().collect()),
             (false, Report::Creating) => Some(Vec::new()),
-            // What ends before it began gets no address.
+            // A pod that ends before its start gets no address.
             (false, Report::Ended { .. }) if pod.status.pod_ip.is_empty() => Some(Vec::new()),
             (false, _) => self.state().addresses(key),
         };
@@ -585,7 +585,7 @@ mod tests {
         pass(11).await;
         let renewed = || fake.get(LEASE_0).expect("there")["spec"]["renewTime"].clone();
         let before = renewed();
-        // As the node lifecycle controller writes it.
+        // The same write as the node lifecycle controller's.
         fake.merge(
             NODE_0,
             &json!({"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}}),

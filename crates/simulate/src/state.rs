@@ -1,4 +1,4 @@
-//! What a process remembers of its nodes and their pods, beside the informers' caches.
+//! The state of a process about its nodes and their pods, beside the informers' caches.
 //!
 //! In: pods and nodes as they are seen. Out: who is where, addresses, since when a pod is in its stage.
 //! Invariants: a pod's address is its own until it has ended or is gone; every operation looks at one node or
@@ -25,7 +25,7 @@ pub struct Known {
     pub uid: Arc<str>,
     pub mode: Mode,
     pub ip: String,
-    /// Of its pods, where the control plane gave it a range.
+    /// The addresses of its pods, if it has a pod CIDR.
     pool: Option<Pool>,
     /// The resource version of its Lease, when this process wrote it last.
     pub lease: Option<Box<str>>,
@@ -57,9 +57,9 @@ pub struct State {
     nodes: HashMap<Arc<str>, Known>,
     pods: HashMap<ObjectKey, PodState>,
     on_node: HashMap<Arc<str>, HashSet<ObjectKey>>,
-    /// Of nodes.
+    /// The addresses of nodes.
     addresses: Pool,
-    /// Of pods on nodes without a range.
+    /// The addresses of pods on nodes without a pod CIDR.
     pod_addresses: Pool,
 }
 
@@ -145,7 +145,7 @@ impl State {
             self.forget_pod(key);
         }
         let Ok(pod) = Pod::decode(&entry.json()) else {
-            tracing::error!(pod = %key, "a pod could not be decoded");
+            tracing::error!(pod = %key, "failed to decode the pod");
             return;
         };
         let node: Arc<str> = pod.spec.node_name.as_str().into();

@@ -6,6 +6,7 @@
 use machinery::field::{FieldErrors, Path};
 use serde::Deserialize;
 
+use crate::error::ConfigError;
 use crate::request::{RequestInfo, UserInfo};
 
 const API_VERSION: &str = "audit.k8s.io/v1";
@@ -105,19 +106,19 @@ pub struct Policy {
 }
 
 impl Policy {
-    pub fn parse(text: &str) -> Result<Self, String> {
-        let given: Given =
-            serde_saphyr::from_str(text).map_err(|error| format!("failed decoding: {error}"))?;
+    pub fn parse(text: &str) -> Result<Self, ConfigError> {
+        let given: Given = serde_saphyr::from_str(text)
+            .map_err(|error| ConfigError::AuditPolicy(Box::new(error)))?;
         if given.api_version != API_VERSION || given.kind != "Policy" {
-            let (kind, version) = (&given.kind, &given.api_version);
-            return Err(format!("unknown group version field {version}, Kind={kind} in policy"));
+            let (kind, version) = (given.kind, given.api_version);
+            return Err(ConfigError::AuditPolicyKind { version, kind });
         }
         let errors = validate(&given);
         if !errors.is_empty() {
-            return Err(errors.summary());
+            return Err(ConfigError::AuditPolicyFields(errors.summary()));
         }
         if given.rules.is_empty() {
-            return Err("loaded illegal policy with 0 rules".into());
+            return Err(ConfigError::NoAuditRules);
         }
         let everywhere = stages(&given.omit_stages);
         let omits = given.omit_managed_fields;
@@ -282,7 +283,7 @@ fn check_stages(names: &[String], path: &Path, errors: &mut FieldErrors) {
 mod tests {
     use super::*;
 
-    fn policy(rules: &str) -> Result<Policy, String> {
+    fn policy(rules: &str) -> Result<Policy, ConfigError> {
         Policy::parse(&format!("apiVersion: audit.k8s.io/v1\nkind: Policy\n{rules}"))
     }
 
@@ -352,7 +353,7 @@ rules:
 
     #[test]
     fn errors_are_upstreams() {
-        let told = |rules: &str| policy(rules).expect_err(rules);
+        let told = |rules: &str| policy(rules).expect_err(rules).to_string();
         assert_eq!(told("rules: []"), "loaded illegal policy with 0 rules");
         assert_eq!(told("rules: [{}]"), "rules[0].level: Required value");
         assert_eq!(

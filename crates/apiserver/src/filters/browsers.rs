@@ -9,6 +9,7 @@ use http::{Method, Request, Response, StatusCode};
 use regex_lite::Regex;
 
 use crate::codec;
+use crate::error::ConfigError;
 use crate::resource::Body;
 
 const HEADERS: &[(HeaderName, &str)] = &[
@@ -31,24 +32,20 @@ pub struct Browsers {
 impl Browsers {
     /// # Errors
     /// Upstream's, for each wrong value.
-    pub fn new(origins: &[String], directives: &[String]) -> Result<Self, String> {
+    pub fn new(origins: &[String], directives: &[String]) -> Result<Self, ConfigError> {
         let mut expressions = vec![];
         for origin in origins {
-            let expression = Regex::new(origin).map_err(|error| error.to_string());
-            let expression =
-                expression.and_then(|it| pinned(origin).map(|()| it)).map_err(|why| {
-                    format!("--cors-allowed-origins has an invalid regular expression: {why}")
-                })?;
-            expressions.push(expression);
+            expressions.push(Regex::new(origin).map_err(ConfigError::Origin)?);
+            if !is_pinned(origin) {
+                return Err(ConfigError::LooseOrigin);
+            }
         }
         for directive in directives {
             check_directive(directive)?;
         }
         let all = directives.join("; ");
         let transport_security = (!all.is_empty()).then(|| HeaderValue::from_str(&all));
-        let transport_security =
-            transport_security.transpose().map_err(|error| error.to_string())?;
-        Ok(Self { origins: expressions, transport_security })
+        Ok(Self { origins: expressions, transport_security: transport_security.transpose()? })
     }
 
     /// The request's origin, if scripts of it may read answers.
@@ -85,24 +82,19 @@ pub(crate) fn preflight<B>(
 }
 
 /// An expression that pins neither end of the host matches other hosts, too (CVE-2022-1996).
-fn pinned(expression: &str) -> Result<(), String> {
+fn is_pinned(expression: &str) -> bool {
     let has = |marks: [&str; 2]| marks.iter().any(|mark| expression.contains(mark));
-    match has(["^", "//"]) && has(["$", ":"]) {
-        true => Ok(()),
-        false => {
-            Err("regular expression does not pin to start/end of host in the origin header".into())
-        }
-    }
+    has(["^", "//"]) && has(["$", ":"])
 }
 
-fn check_directive(directive: &str) -> Result<(), String> {
+fn check_directive(directive: &str) -> Result<(), ConfigError> {
     if directive.trim().is_empty() {
-        return Err("empty value in strict-transport-security-directives".into());
+        return Err(ConfigError::NoDirective);
     }
     let is_age = matches!(directive.split('=').collect::<Vec<_>>()[..], ["max-age", _]);
     match is_age || ["includeSubDomains", "preload"].contains(&directive) {
         true => Ok(()),
-        false => Err("--strict-transport-security-directives invalid, allowed values: max-age=expireTime, includeSubDomains, preload. see https://tools.ietf.org/html/rfc6797#section-6.1 for more information".into()),
+        false => Err(ConfigError::Directive),
     }
 }
 
@@ -140,7 +132,8 @@ mod tests {
     #[test]
     fn wrong_values_are_refused() {
         let check = |origins: &[&str], directives: &[&str], expected: &str| {
-            let error = Browsers::new(&texts(origins), &texts(directives)).expect_err("wrong");
+            let error =
+                Browsers::new(&texts(origins), &texts(directives)).expect_err("wrong").to_string();
             assert!(error.contains(expected), "{error}");
         };
         check(&["a"], &[], "does not pin to start/end");

@@ -154,7 +154,7 @@ async fn follow(mut followed: Followed, modes: Arc<Modes>) {
         let outcome = AuthorizationConfiguration::parse(&text);
         match outcome.and_then(|configuration| modes.replace(&configuration)) {
             Ok(()) => tracing::info!("reloaded authz config"),
-            Err(why) => tracing::error!(why, "reloading authorization config"),
+            Err(why) => tracing::error!(%why, "reloading authorization config"),
         }
     }
 }

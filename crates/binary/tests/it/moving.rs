@@ -60,7 +60,7 @@ fn a_server_starts_although_a_bootstrap_object_cannot_be_written() -> Result<()>
     server.launch_with(&[])?;
     server.ready()?;
     ensure!(
-        server.lines_about("cannot write an object that every cluster has") == 1,
+        server.lines_about("failed to write an object that every cluster has") == 1,
         "{}",
         server.log()
     );

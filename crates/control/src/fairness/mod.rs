@@ -60,7 +60,7 @@ pub fn start(registry: &Registry, fairness: Option<&Fairness>, tasks: &Tasks) {
 struct Consumer {
     registry: Registry,
     fairness: Option<Fairness>,
-    /// What the server goes by.
+    /// The objects that the server uses.
     config: Config,
     /// When changed bootstrap objects are changed back.
     mend_at: Option<Instant>,
@@ -82,7 +82,7 @@ impl Consumer {
         let retry = match self.sync().await {
             Ok(()) => None,
             Err(error) => {
-                tracing::warn!(%error, "priority and fairness is not up to date");
+                tracing::warn!(%error, "failed to update priority and fairness");
                 Some(Instant::now() + RETRY_DELAY)
             }
         };
@@ -192,7 +192,7 @@ where
     registry.cached::<T>("").await
 }
 
-/// What the two kinds differ in.
+/// The difference of the two kinds.
 trait Kind: Object + k8s_openapi::Metadata<Ty = ObjectMeta> + Clone {
     fn bootstrap() -> Vec<Self>;
     fn is_same(wanted: &Self, there: &Self) -> bool;
@@ -273,7 +273,7 @@ fn plan<T: Kind>(present: &[T]) -> Vec<Mend<T>> {
     plan
 }
 
-/// What the annotation says, if it says anything.
+/// The value of the annotation, if it is set.
 fn auto_update(object: &impl Object) -> Option<bool> {
     let annotations = object.meta().annotations.as_ref();
     match annotations.and_then(|all| all.get(objects::AUTO_UPDATE))?.as_str() {

@@ -86,8 +86,8 @@ impl Collector {
                 let sample = Sample::parse(&text, now_ms());
                 self.of(node, |history| history.push(sample));
             }
-            Ok(Err(error)) => tracing::debug!(node, %error, "no metrics of a node"),
-            Err(_) => tracing::debug!(node, "no metrics of a node in time"),
+            Ok(Err(error)) => tracing::debug!(node, %error, "failed to read the node's metrics"),
+            Err(_) => tracing::debug!(node, "failed to read the node's metrics in time"),
         }
     }
 

@@ -176,7 +176,7 @@ impl Approver {
             return;
         }
         self.said.put(key, (), SAID);
-        tracing::warn!(csr = name, why, "a certificate request waits for an administrator");
+        tracing::warn!(csr = name, why, "the certificate request waits for an administrator");
         let text =
             format!("waits for an administrator (kubectl certificate approve {name}): {why}");
         context.events.event(csr, EventType::Warning, "NotAutoApproved", text);

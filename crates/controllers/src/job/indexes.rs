@@ -13,13 +13,13 @@ pub const INDEX: &str = "batch.kubernetes.io/job-completion-index";
 pub struct Intervals(Vec<(usize, usize)>);
 
 impl Intervals {
-    /// What cannot be read is left out; indexes from `completions` on are, too.
+    /// Invalid parts are left out, and so are indexes from `completions` on.
     pub fn parse(text: &str, completions: usize) -> Self {
         let mut all = Self::default();
         for part in text.split(',').filter(|part| !part.is_empty()) {
             let (first, last) = part.split_once('-').unwrap_or((part, part));
             let (Ok(first), Ok(last)) = (first.parse::<usize>(), last.parse::<usize>()) else {
-                tracing::warn!(part, "a list of indexes is corrupt");
+                tracing::warn!(part, "ignoring an invalid range of completed indexes");
                 continue;
             };
             if first >= completions {

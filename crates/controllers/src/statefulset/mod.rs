@@ -101,7 +101,7 @@ fn sets_of(header: &client::Header) -> Vec<String> {
     dashes.map(|set| ObjectKey::new(&header.key.namespace, set).to_string()).collect()
 }
 
-/// What a set may adopt. Pure.
+/// The pods that a set may adopt. Pure.
 fn selector_of(set: &StatefulSet) -> Selector {
     let selector = set.spec.as_ref().map(|spec| Selector::from_api(Some(&spec.selector)));
     let usable = selector.and_then(|parsed| parsed.ok()).filter(|one| !one.is_everything());
@@ -134,7 +134,7 @@ impl Controller {
             return Ok(Outcome::Done);
         };
         let Ok(selector) = Selector::from_api(Some(&spec.selector)) else {
-            tracing::warn!(%key, "a StatefulSet's selector is invalid");
+            tracing::warn!(%key, "failed to parse the selector of the StatefulSet");
             return Ok(Outcome::Done);
         };
         let mut revisions = self.revisions(&set, &selector).await?;
@@ -144,7 +144,7 @@ impl Controller {
             set.status.as_ref().and_then(|status| status.collision_count).unwrap_or(0);
         let update = self.update_revision(&set, &revisions, &mut collisions).await?;
         let Some(update) = Revision::of(&update) else {
-            tracing::warn!(%key, "a ControllerRevision does not hold a template");
+            tracing::warn!(%key, "failed to read the template of the ControllerRevision");
             return Ok(Outcome::Done);
         };
         let named = set.status.as_ref().and_then(|status| status.current_revision.as_deref());

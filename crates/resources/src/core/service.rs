@@ -206,7 +206,7 @@ impl Allocator for Addresses {
             }
             // The next Service that wants the address, or the repair (`addresses.rs`), releases it.
             Err(error) => tracing::warn!(
-                service = service.name(), %error, "what a failed write took stays taken for a while"
+                service = service.name(), %error, "failed to release the addresses of a failed write; the repair releases them"
             ),
         }
     }
@@ -747,7 +747,7 @@ async fn release_address(registry: &Registry, ip: &str, had: &Service) {
             delete_address(registry, &address).await;
         }
         Ok(_) => {}
-        Err(error) => tracing::warn!(ip, %error, "an address that nobody needs stays taken"),
+        Err(error) => tracing::warn!(ip, %error, "failed to release the cluster IP"),
     }
 }
 
@@ -761,7 +761,7 @@ pub async fn delete_address(registry: &Registry, address: &IPAddress) {
     match registry.write(&ctx, &key, Intent::Delete { options }).await {
         Err(error) if !error.is(Reason::NotFound) && !error.is(Reason::Conflict) => {
             let ip = address.name();
-            tracing::warn!(ip, %error, "an address that nobody needs stays taken");
+            tracing::warn!(ip, %error, "failed to release the cluster IP");
         }
         _ => {}
     }

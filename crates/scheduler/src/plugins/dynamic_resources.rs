@@ -20,7 +20,7 @@ use serde_json::json;
 
 use super::device_readiness::{is_overdue, is_ready};
 use super::extended_claim::{self, Extended, Promise, Promises};
-use crate::claims::{Claims, allocation};
+use crate::claims::{Claims, FINALIZER, allocation, name_of};
 use crate::cluster::Cluster;
 use crate::devices::{self, Failure, Limit, Place, Selectors, World};
 use crate::error::BindError;
@@ -35,8 +35,6 @@ use crate::resources::Resources;
 use crate::selector;
 
 const NAME: &str = "DynamicResources";
-/// Held while something is allocated.
-pub(super) const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
 /// Deviation: not as long as [`LONGEST`], unless a file says so: it takes a writer meanwhile, and the
 /// pod is tried again after it.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -85,7 +83,7 @@ pub const ROW: Row = Row {
             };
             *freed || (*changed && is_own())
         }
-        // What it was to have is not taken after all.
+        // Its tentative devices are free again.
         ClusterEvent::PodRemoved(other) => wants_devices(other),
         _ => false,
     },
@@ -96,7 +94,7 @@ struct DynamicResources {
     claims: Claims,
     selectors: Selectors,
     promises: Promises,
-    /// Of a search on one node.
+    /// The timeout of a search on one node.
     limit: Limit,
     /// Devices that are made ready are waited for so long at a time,
     patience: Duration,
@@ -109,11 +107,11 @@ type Allocations = Vec<AllocationResult>;
 /// A pod's claims, for one attempt.
 struct Found {
     claims: Vec<Arc<ResourceClaim>>,
-    /// Those that have nothing yet,
+    /// The claims without an allocation,
     open: Vec<Arc<ResourceClaim>>,
     /// and one more if extended resources are devices here.
     extended: Option<Extended>,
-    /// What they could have.
+    /// The devices that they could get.
     world: Arc<World>,
     /// What Filter found for them, by node. A mutex, as Filter sees the state of all nodes at once.
     by_node: Mutex<BTreeMap<String, Allocations>>,
@@ -140,12 +138,8 @@ fn wants_devices(pod: &PodInfo) -> bool {
     !pod.device_claims.is_empty() || !pod.extended.is_empty()
 }
 
-pub(super) fn no<T>(why: impl Into<Cow<'static, str>>) -> Result<T, Rejection> {
+fn no<T>(why: impl Into<Cow<'static, str>>) -> Result<T, Rejection> {
     Err(Rejection::unresolvable(why))
-}
-
-pub(super) fn name_of(claim: &ResourceClaim) -> &str {
-    claim.metadata.name.as_deref().unwrap_or_default()
 }
 
 fn is_reserved_for(pod: &PodInfo, claim: &ResourceClaim) -> bool {
@@ -327,7 +321,11 @@ impl PostFilter for DynamicResources {
             let name = name_of(&freed).to_owned();
             let api: Api<ResourceClaim> = client.api(freed.metadata.namespace.as_deref());
             if let Err(error) = api.replace_status(&name, &PostParams::default(), &freed).await {
-                tracing::warn!(claim = name, error = error.text(), "a claim cannot be freed");
+                tracing::warn!(
+                    claim = name,
+                    error = error.text(),
+                    "failed to deallocate the ResourceClaim"
+                );
             }
         };
         PostFiltered { work: Some(work.boxed()), ..said("deallocation of ResourceClaim completed") }
@@ -490,7 +488,7 @@ impl DynamicResources {
                     None => "reservation",
                 };
                 let action = format!("add {what} to claim {}/{name}", pod.key.namespace);
-                Err(BindError::Write { action, error })
+                Err(BindError::Write { action, error: Box::new(error) })
             }
         }
     }

@@ -22,8 +22,7 @@ use k8s_openapi::api::resource::v1::{DeviceClaim, ResourceClaim, ResourceClaimSp
 use machinery::{ObjectMeta, OwnerReference};
 use serde_json::json;
 
-use super::dynamic_resources::{FINALIZER, name_of, no};
-use crate::claims::{Claims, EXTENDED};
+use crate::claims::{Claims, EXTENDED, FINALIZER, name_of};
 use crate::error::BindError;
 use crate::extended;
 use crate::framework::Rejection;
@@ -31,7 +30,7 @@ use crate::metrics;
 use crate::pod::PodInfo;
 use crate::resources::Resources;
 
-/// What a pod's extended resources mean for an attempt.
+/// The effect of a pod's extended resources on an attempt.
 pub enum Extended {
     /// A claim of an earlier attempt is still there: what it has may not do any more.
     Stale(Arc<ResourceClaim>),
@@ -66,10 +65,10 @@ impl Extended {
         Some(claims.extended(&pod.uid).map_or(Self::Backed(backed), Self::Stale))
     }
 
-    /// What the pod needs on a node that can give that much; `None`: the node has it all itself.
+    /// The classes that the pod needs on a node with these resources; `None`: the node has all resources itself.
     pub fn on(&self, pod: &PodInfo, allocatable: &Resources) -> Result<Option<Promise>, Rejection> {
         let Self::Backed(backed) = self else {
-            return no("cannot schedule extended resource claim");
+            return Err(Rejection::unresolvable("cannot schedule extended resource claim"));
         };
         let mut wanted = BTreeMap::new();
         for (name, amount) in &pod.requests.scalar {
@@ -81,7 +80,9 @@ impl Extended {
                 Some(class) if offered.unwrap_or(0) == 0 => {
                     wanted.insert(name.clone(), class.clone());
                 }
-                _ if offered.is_none() => return no("cannot fit resource"),
+                _ if offered.is_none() => {
+                    return Err(Rejection::unresolvable("cannot fit resource"));
+                }
                 _ => {}
             }
         }
@@ -156,7 +157,7 @@ impl Promises {
         let created = created.map_err(|error| {
             let namespace = &pod.key.namespace;
             let action = format!("create claim for extended resources {namespace}/");
-            BindError::Write { action, error }
+            BindError::Write { action, error: Box::new(error) }
         })?;
         if let Some(promise) = self.all().get_mut(&pod.uid) {
             promise.created = Some(name_of(&created).to_owned());
@@ -175,7 +176,7 @@ impl Promises {
         let done = api.patch_status(&pod.key.name, &PatchParams::default(), &patch).await;
         done.map(drop).map_err(|error| {
             let action = format!("update pod {} ExtendedResourceClaimStatus", pod.key);
-            BindError::Write { action, error }
+            BindError::Write { action, error: Box::new(error) }
         })
     }
 
@@ -204,7 +205,11 @@ pub async fn delete(client: &Client, namespace: &str, name: &str) {
     };
     match done {
         Err(error) if !error.is_not_found() => {
-            tracing::warn!(claim = name, error = error.text(), "a claim cannot be deleted");
+            tracing::warn!(
+                claim = name,
+                error = error.text(),
+                "failed to delete the ResourceClaim"
+            );
         }
         _ => {}
     }

@@ -23,7 +23,7 @@ pub enum DraError {
     #[error("DRA driver {0} is not registered")]
     NotRegistered(String),
     #[error("fetch ResourceClaim {claim}: {}", .error.text())]
-    Fetch { claim: String, error: client::Error },
+    Fetch { claim: String, error: Box<client::Error> },
     #[error("prepare dynamic resources: {0}")]
     Prepare(Box<Self>),
     #[error("{call}: {error}")]

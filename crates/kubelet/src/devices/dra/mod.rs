@@ -174,8 +174,10 @@ impl Devices {
         for named in claims_of(pod)? {
             let api: Api<ResourceClaim> = self.client.api(Some(names::namespace(pod)));
             let claim = api.get(&named.claim).await;
-            let claim =
-                claim.map_err(|error| DraError::Fetch { claim: named.claim.clone(), error })?;
+            let claim = claim.map_err(|error| DraError::Fetch {
+                claim: named.claim.clone(),
+                error: Box::new(error),
+            })?;
             let drivers = usable(pod, &named, &claim)?;
             for name in &drivers {
                 self.driver(name)?;

@@ -14,7 +14,7 @@ pub enum SandboxError {
     #[error("runtimeclass.node.k8s.io {0:?} not found")]
     NoRuntimeClass(String),
     #[error("failed to lookup RuntimeClass {class}: {}", .error.text())]
-    RuntimeClass { class: String, error: client::Error },
+    RuntimeClass { class: String, error: Box<client::Error> },
     #[error(transparent)]
     Users(#[from] UsersError),
     #[error(transparent)]

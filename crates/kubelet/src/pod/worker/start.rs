@@ -303,7 +303,9 @@ impl Worker {
             Err(error) if error.is_not_found() => {
                 Err(SandboxError::NoRuntimeClass(class.to_owned()))
             }
-            Err(error) => Err(SandboxError::RuntimeClass { class: class.to_owned(), error }),
+            Err(error) => {
+                Err(SandboxError::RuntimeClass { class: class.to_owned(), error: Box::new(error) })
+            }
         }
     }
 

@@ -14,7 +14,7 @@ use crate::reason::Reason;
 #[derive(Debug, thiserror::Error)]
 pub enum CsiError {
     #[error("{}", .0.text())]
-    Api(#[from] client::Error),
+    Api(Box<client::Error>),
     #[error(transparent)]
     Rpc(#[from] RpcError),
     #[error(transparent)]
@@ -28,7 +28,7 @@ pub enum CsiError {
     #[error("volume mode {mode:?} not supported by driver {driver} ({why})")]
     Mode { mode: &'static str, driver: String, why: String },
     #[error("fetching {what} {namespace}/{name} failed: {PLUGIN}: failed to find the secret {name} in the namespace {namespace} with error: {}", .error.text())]
-    Secret { what: &'static str, namespace: String, name: String, error: client::Error },
+    Secret { what: &'static str, namespace: String, name: String, error: Box<client::Error> },
     #[error("Expander.NodeExpand failed to expand the volume : {0}")]
     Expand(RpcError),
     /// A step of unmounting failed.
@@ -45,8 +45,8 @@ pub enum CsiError {
         "detected topology value collision: driver reported {key:?}:{value:?} but existing label is {key:?}:{known:?}"
     )]
     Topology { key: String, value: String, known: String },
-    #[error("error updating CSINode: timed out waiting for the condition; caused by: {}", .0.as_ref().map(ErrorExt::text).unwrap_or_default())]
-    CsiNode(Option<client::Error>),
+    #[error("error updating CSINode: timed out waiting for the condition; caused by: {}", .0.as_ref().map(|error| error.text()).unwrap_or_default())]
+    CsiNode(Option<Box<client::Error>>),
     #[error("None of the versions specified {0:?} are supported.")]
     NoVersion(String),
     #[error(
@@ -59,6 +59,12 @@ pub enum CsiError {
     Validation { driver: String, endpoint: String, why: Box<Self> },
     #[error("plugin registration failed with err: {0}")]
     Registration(Box<Self>),
+}
+
+impl From<client::Error> for CsiError {
+    fn from(error: client::Error) -> Self {
+        Self::Api(Box::new(error))
+    }
 }
 
 impl CsiError {

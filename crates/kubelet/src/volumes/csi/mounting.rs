@@ -454,7 +454,7 @@ impl Csi {
         let api: Api<Secret> = self.client.api(Some(namespace));
         let secret = api.get(name).await.map_err(|error| {
             let (namespace, name) = (namespace.clone(), name.clone());
-            CsiError::Secret { what, namespace, name, error }
+            CsiError::Secret { what, namespace, name, error: Box::new(error) }
         })?;
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
         Ok(secret.data.into_iter().flatten().map(|(key, value)| (key, text(value.0))).collect())

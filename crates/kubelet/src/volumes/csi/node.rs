@@ -151,7 +151,7 @@ impl Csi {
             }
             match objects.replace(&self.node_name, &PostParams::default(), &object).await {
                 Ok(_) => return Ok(()),
-                Err(error) => last = Some(error),
+                Err(error) => last = Some(Box::new(error)),
             }
             tokio::time::sleep(backoff.step()).await;
         }
