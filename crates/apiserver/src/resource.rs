@@ -418,10 +418,12 @@ pub struct SelectableFields {
     pub unknown: Option<fn(&str) -> String>,
 }
 
+type ReadFields = dyn Fn(&dyn Object) -> Vec<String> + Send + Sync;
+
 /// Reads the values of an object's selectable fields, in the order of their names.
 #[derive(Clone)]
 pub enum FieldValues {
-    OfObject(Arc<dyn Fn(&dyn Object) -> Vec<String> + Send + Sync>),
+    OfObject(Arc<ReadFields>),
     /// Reads them from the JSON of the stored version without decoding all of it. For kinds with many
     /// objects.
     OfJson(fn(&[u8]) -> serde_json::Result<Vec<String>>),
