@@ -428,7 +428,7 @@ fn reverse_zone(network: &str) -> Option<Wire> {
     let (address, bits) = network.split_once('/')?;
     let octets = address.parse::<std::net::Ipv4Addr>().ok()?.octets();
     let bits: usize = bits.parse().ok()?;
-    if bits % 8 != 0 || !(8..=32).contains(&bits) {
+    if !bits.is_multiple_of(8) || !(8..=32).contains(&bits) {
         return None;
     }
     let labels: Vec<String> = octets[..bits / 8].iter().rev().map(u8::to_string).collect();

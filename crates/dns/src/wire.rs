@@ -6,7 +6,7 @@
 //! question, the TTLs and the order of addresses change. The OPT record belongs to one hop, so it is removed
 //! from each answer and written again for each client; with it go client subnets (ECS) and cookies.
 //!
-//! Answers stay bytes, because a cache that decodes and encodes each answer costs three times as much.
+//! Answers stay bytes, so that a hit of the cache decodes and encodes no records.
 
 use std::sync::Arc;
 
