@@ -39,7 +39,8 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("proxy", &["client", "net"]),
     ("dns", &["client"]),
     ("simulate", &["client"]),
-    ("cli", &["client", "store", "encryption", "cri", "pki", "runtime", "transport"]),
+    ("manifests", &["client"]),
+    ("cli", &["client", "manifests", "store", "encryption", "cri", "pki", "runtime", "transport"]),
     ("testkit", &["base"]),
 ];
 

@@ -1,13 +1,12 @@
 //! Manifests: `-f FILE`, `-f DIRECTORY`, `-f URL`, `-f -`.
 //!
-//! In: names. Out: one [`Manifest`] per object, with its resource; Lists are expanded.
-//! YAML is read like upstream (1.1: `yes`, `0755`); documents are split at `---` lines.
+//! In: names. Out: one [`Manifest`] per object, with its resource.
 
 use std::path::{Path, PathBuf};
 
+use manifests::{documents, flatten};
 use serde_json::Value;
 
-use super::get::items_of;
 use super::resources::{Catalog, Resource};
 use crate::cluster::Cluster;
 use crate::failure::{Result, own};
@@ -86,76 +85,6 @@ fn place(
         )));
     }
     Ok(Manifest { resource: resource.clone(), namespace, name, object, source: source.into() })
-}
-
-/// Expands a `v1.List`, or any list, into its items.
-fn flatten(document: Value) -> Vec<Value> {
-    let is_list = document["kind"].as_str().is_some_and(|kind| kind.ends_with("List"))
-        && document["items"].is_array();
-    if !is_list {
-        return vec![document];
-    }
-    let generic = document["kind"] == "List";
-    let items = if generic {
-        document["items"].as_array().cloned().unwrap_or_default()
-    } else {
-        items_of(document)
-    };
-    items.into_iter().flat_map(flatten).collect()
-}
-
-/// The objects in a file's text; empty documents are skipped.
-pub fn documents(text: &str) -> std::result::Result<Vec<Value>, String> {
-    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-    if text.trim_start().starts_with('{') {
-        let stream = serde_json::Deserializer::from_str(text).into_iter::<Value>();
-        if let Ok(all) = stream.collect::<std::result::Result<Vec<_>, _>>() {
-            return Ok(all);
-        }
-    }
-    let mut parts = vec![String::new()];
-    for line in text.lines() {
-        if line.starts_with("---") && line[3..].trim_start().is_empty_or_comment() {
-            parts.push(String::new());
-            continue;
-        }
-        let last = parts.last_mut().expect("there is always one");
-        last.push_str(line);
-        last.push('\n');
-    }
-    let mut out = vec![];
-    for part in parts {
-        let blank = |line: &str| line.trim().is_empty() || line.trim_start().starts_with('#');
-        if part.lines().all(blank) {
-            continue;
-        }
-        match yaml(&part)? {
-            Value::Null => {}
-            object @ Value::Object(_) => out.push(object),
-            _ => return Err("error converting YAML to JSON: the document is not a map".into()),
-        }
-    }
-    Ok(out)
-}
-
-trait Blank {
-    fn is_empty_or_comment(&self) -> bool;
-}
-
-impl Blank for str {
-    fn is_empty_or_comment(&self) -> bool {
-        self.is_empty() || self.starts_with('#')
-    }
-}
-
-fn yaml(text: &str) -> std::result::Result<Value, String> {
-    let options = serde_saphyr::options! {
-        legacy_octal_numbers: true,
-        with_snippet: false,
-        budget: serde_saphyr::budget! { max_depth: 127 },
-    };
-    serde_saphyr::from_str_with_options(text, options)
-        .map_err(|error| format!("error converting YAML to JSON: yaml: {error}"))
 }
 
 async fn texts(name: &str, recursive: bool) -> Result<Vec<(String, String)>> {
@@ -243,35 +172,7 @@ async fn download(url: &str) -> Result<String> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
-
-    #[test]
-    fn files_hold_documents() {
-        let check = |text: &str, expected: &[Value]| {
-            assert_eq!(documents(text).as_deref(), Ok(expected), "{text}");
-        };
-        check("", &[]);
-        check("# nothing\n---\n", &[]);
-        check(
-            "a: 1\n---\nb: yes\n--- # more\nc: 0755\n",
-            &[json!({"a":1}), json!({"b":true}), json!({"c":493})],
-        );
-        check("{\"a\":1}\n{\"b\":2}", &[json!({"a":1}), json!({"b":2})]);
-        check("{a: 1}", &[json!({"a":1})]);
-        check("a: |\n  --- inside\n  x\n", &[json!({"a":"--- inside\nx\n"})]);
-        assert!(documents("a: [").is_err());
-        assert!(documents("- 1").is_err());
-    }
-
-    #[test]
-    fn lists_are_expanded() {
-        let list = json!({"kind":"List","apiVersion":"v1","items":[{"kind":"Pod"},{"kind":"List","items":[{"kind":"Node"}]}]});
-        assert_eq!(flatten(list), [json!({"kind":"Pod"}), json!({"kind":"Node"})]);
-        let typed = json!({"kind":"PodList","apiVersion":"v1","items":[{"metadata":{}}]});
-        assert_eq!(flatten(typed), [json!({"kind":"Pod","apiVersion":"v1","metadata":{}})]);
-    }
 
     #[test]
     fn directories_hold_manifests() {
