@@ -11,6 +11,7 @@
 //! hash; the index names only images whose layers are all unpacked.
 
 pub mod config;
+pub mod folder;
 pub mod import;
 pub mod name;
 pub mod overlay;

@@ -72,6 +72,18 @@ impl ImageStore {
         Ok(Self { root, progress: Progress::default() })
     }
 
+    /// Keeps images from the kubelet's garbage collection, or no longer.
+    pub fn pin(&self, ids: &[String], is_pinned: bool) -> Result<()> {
+        if ids.is_empty() {
+            return Ok(());
+        }
+        self.change(|index| {
+            for (_, image) in index.images.iter_mut().filter(|(id, _)| ids.contains(id)) {
+                image.pinned = is_pinned;
+            }
+        })
+    }
+
     /// How far this store's import or pull is.
     pub fn progress(&self) -> &Progress {
         &self.progress
