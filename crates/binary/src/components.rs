@@ -246,7 +246,7 @@ pub async fn proxy(flags: Proxy) -> anyhow::Result<()> {
 
 /// # Errors
 /// Upstream's, for other words than `primary` and networks.
-fn nodeport_addresses(given: &[String]) -> anyhow::Result<proxy::NodePortAddresses> {
+pub fn nodeport_addresses(given: &[String]) -> anyhow::Result<proxy::NodePortAddresses> {
     match given {
         [] => Ok(proxy::NodePortAddresses::Primary),
         [one] if one == "primary" => Ok(proxy::NodePortAddresses::Primary),

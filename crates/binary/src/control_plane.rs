@@ -399,7 +399,7 @@ fn cluster_facts(
     address: IpAddr,
     port: u16,
 ) -> anyhow::Result<control::bootstrap::Cluster> {
-    let token = crate::token::of_server(flags.token.as_deref(), data_dir, pki)?.bootstrap();
+    let token = crate::token::of_server(flags.secret()?.as_deref(), data_dir, pki)?.bootstrap();
     Ok(control::bootstrap::Cluster {
         service_cidrs: flags.service_cidr.clone(),
         node_settings: crate::agent::Settings::of_server(flags),
@@ -416,6 +416,7 @@ fn cluster_facts(
         front_proxy_ca_pem: pki.front_proxy_ca.cert_pem().to_owned(),
         bootstrap_token: Some((token.id, token.secret)),
         server_url: url(address, port),
-        has_local_path: !flags.disable_agent,
+        has_local_path: !flags.disable_agent
+            && !flags.disable.iter().any(|name| name == crate::addons::LOCAL_PATH),
     })
 }

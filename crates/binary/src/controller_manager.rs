@@ -311,7 +311,12 @@ impl Signing {
 }
 
 impl ControllerManager {
-    fn options(&self) -> anyhow::Result<controllers::Options> {
+    /// `--controllers`
+    pub fn selection(&self) -> Vec<String> {
+        self.controllers.clone()
+    }
+
+    pub fn options(&self) -> anyhow::Result<controllers::Options> {
         let signing_key = read(self.service_account_private_key_file.as_deref())?;
         ensure!(
             !self.allocate_node_cidrs || self.cluster_cidr.is_some(),

@@ -78,7 +78,7 @@ pub struct Server {
     pub cluster: crate::cluster::ClusterFlags,
     /// Secret with which nodes join [default: created at the first start]; with --server, the content of
     /// <data-dir>/server-token of that server
-    #[arg(long, env = "DECAPOD_TOKEN", hide_env_values = true)]
+    #[arg(long)]
     pub token: Option<String>,
     /// Run no kubelet, proxy and DNS in this process
     #[arg(long)]
@@ -86,9 +86,10 @@ pub struct Server {
     /// Keep ordinary pods off this node: the taint node-role.kubernetes.io/control-plane, when the Node is new
     #[arg(long)]
     pub taint_control_plane: bool,
-    /// Components not to run: kube-scheduler, kube-controller-manager, kube-proxy, dns, pod-routes (routes
-    /// to other nodes' pods, if a network plugin creates its own), network-policy (if a plugin enforces them)
-    #[arg(long, value_delimiter = ',', value_name = "COMPONENT")]
+    /// What not to run: kube-scheduler, kube-controller-manager, kube-proxy, dns, pod-routes (routes
+    /// to other nodes' pods, if a network plugin creates its own), network-policy (if a plugin enforces them);
+    /// or the add-on local-path (the default StorageClass)
+    #[arg(long, value_delimiter = ',', value_name = "NAME")]
     pub disable: Vec<String>,
     /// Range of pods' addresses
     #[arg(long, value_delimiter = ',', default_value = "10.42.0.0/16")]
@@ -143,12 +144,17 @@ pub struct Server {
     pub scheduler_config: Option<PathBuf>,
     #[command(flatten)]
     pub access: crate::access::Access,
-    /// Of kube-apiserver's command line.
+    #[command(flatten)]
+    pub component_args: crate::component_args::ServerArgs,
+    /// Of kube-apiserver's command line, or of `component_args`.
     #[arg(skip)]
     pub settings: crate::api_settings::Settings,
+    #[arg(skip)]
+    pub controllers: crate::component_args::ControllerSettings,
     #[command(flatten)]
     pub simulated: crate::simulate::OfServer,
-    /// Flags from a YAML file; those on the command line win
+    /// Flags from a YAML file and from FILE.d/*.yaml; those on the command line win [default:
+    /// /etc/decapod/config.yaml, if it exists]
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     #[command(flatten)]
@@ -158,6 +164,18 @@ pub struct Server {
 }
 
 impl Server {
+    /// The secret with which nodes join, if one is given. With --server, the file has that server's token.
+    pub fn secret(&self) -> anyhow::Result<Option<String>> {
+        use anyhow::Context;
+        match (&self.token, &self.cluster.token_file) {
+            (Some(text), _) => Ok(Some(text.clone())),
+            (None, Some(path)) if self.cluster.server.is_empty() => std::fs::read_to_string(path)
+                .with_context(|| format!("cannot read --token-file {}", path.display()))
+                .map(|text| Some(text.trim().to_owned())),
+            (None, _) => Ok(None),
+        }
+    }
+
     /// Issuers of service account tokens.
     pub fn issuers(&self) -> Vec<String> {
         match self.service_account_issuer.as_slice() {
@@ -170,27 +188,21 @@ impl Server {
 #[derive(clap::Args, Clone, Debug)]
 pub struct Agent {
     /// URLs of servers to join, for example https://192.168.0.1:6443; also a name or an address that leads
-    /// to several. The agent learns the others
-    #[arg(
-        short = 's',
-        long,
-        env = "DECAPOD_URL",
-        value_delimiter = ',',
-        required = true,
-        value_name = "URL"
-    )]
+    /// to several. The agent learns the others [env: DECAPOD_URL or DECAPOD_SERVER]
+    #[arg(short = 's', long, value_delimiter = ',', required = true, value_name = "URL")]
     pub server: Vec<String>,
     /// Port of the loopback address behind which the node reaches the servers
     #[arg(long, default_value_t = 6444, value_name = "PORT")]
     pub lb_server_port: u16,
     /// Output of `decapod token create` on the server, or content of its <data-dir>/token; not needed after
     /// the node has joined
-    #[arg(short = 't', long, env = "DECAPOD_TOKEN", hide_env_values = true)]
+    #[arg(short = 't', long)]
     pub token: Option<String>,
     /// A file with the token
     #[arg(long, value_name = "FILE", conflicts_with = "token")]
     pub token_file: Option<PathBuf>,
-    /// Flags from a YAML file; those on the command line win
+    /// Flags from a YAML file and from FILE.d/*.yaml; those on the command line win [default:
+    /// /etc/decapod/config.yaml, if it exists]
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     #[command(flatten)]
@@ -311,9 +323,13 @@ pub struct Node {
     pub shutdown_grace_period_critical_pods: Option<Duration>,
     #[command(flatten)]
     pub runtime: ContainerRuntime,
-    /// Of the kubelet's command line.
+    #[command(flatten)]
+    pub component_args: crate::component_args::NodeArgs,
+    /// Of the kubelet's command line, or of `component_args`.
     #[arg(skip)]
     pub settings: crate::kubelet_command::Settings,
+    #[arg(skip)]
+    pub proxy: crate::component_args::ProxySettings,
 }
 
 /// The container runtime of the node, with upstream's flags.
@@ -368,59 +384,8 @@ fn port_range(text: &str) -> Result<RangeInclusive<u16>, String> {
     }
 }
 
-/// The arguments with those of a `--config FILE` in front, so that the command line wins. Keys of the file
-/// are flag names; lists and maps of strings are repeated flags. Components that run alone have their own
-/// files.
-pub fn with_config_file(arguments: Vec<String>) -> anyhow::Result<Vec<String>> {
-    let command = arguments.iter().skip(1).find(|word| COMMANDS.contains(&word.as_str()));
-    let (Some(command), Some(path)) = (command, config_path(&arguments)) else {
-        return Ok(arguments);
-    };
-    let mut extra = match crate::component_config::flags(command, &path)? {
-        Some(flags) => flags,
-        None => settings(&path)?,
-    };
-    // Feature gates are merged one by one, and the last value wins.
-    extra.retain(|setting| {
-        let name = setting.split('=').next().unwrap_or_default();
-        let is_given = |word: &String| word.split('=').next() == Some(name);
-        name == GATES || !arguments.iter().any(is_given)
-    });
-    let at = arguments.iter().position(|word| word == command).map_or(1, |at| at + 1);
-    let mut all = arguments;
-    all.splice(at..at, extra);
-    Ok(all)
-}
-
-const GATES: &str = "--feature-gates";
-/// Commands whose `--config` contains flags.
-const COMMANDS: [&str; 4] = ["server", "agent", "kubelet", "kube-proxy"];
-
-fn settings(path: &str) -> anyhow::Result<Vec<String>> {
-    use anyhow::Context;
-    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {path}"))?;
-    let settings: serde_json::Map<String, serde_json::Value> = serde_saphyr::from_str(&text)
-        .with_context(|| format!("{path} is not a YAML map of flags"))?;
-    let mut extra = vec![];
-    for (key, value) in settings {
-        push_setting(&mut extra, &key, value).with_context(|| format!("{path}: {key}"))?;
-    }
-    Ok(extra)
-}
-
-fn config_path(arguments: &[String]) -> Option<String> {
-    let mut arguments = arguments.iter();
-    while let Some(argument) = arguments.next() {
-        if argument == "--config" {
-            return arguments.next().cloned();
-        }
-        if let Some(path) = argument.strip_prefix("--config=") {
-            return Some(path.to_owned());
-        }
-    }
-    None
-}
-
+/// A key and a value of a configuration file as words of a command line: lists and maps of strings are repeated
+/// flags.
 pub fn push_setting(
     extra: &mut Vec<String>,
     key: &str,

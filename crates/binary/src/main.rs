@@ -1,6 +1,7 @@
 //! Decapod: parses the command line and connects the components. It does nothing else.
 
 mod access;
+mod addons;
 mod agent;
 mod api_server;
 mod api_settings;
@@ -9,8 +10,10 @@ mod authority;
 mod cloud_controller_manager;
 mod cluster;
 mod command_line;
+mod component_args;
 mod component_config;
 mod components;
+mod config_file;
 mod control_plane;
 mod control_plane_node;
 mod controller_manager;
@@ -23,12 +26,15 @@ mod flags;
 #[cfg(test)]
 #[path = "../../../fuzz/targets.rs"]
 mod fuzz;
+mod install;
 mod kubeconfig;
 mod kubelet_command;
 mod node;
+mod notify;
 mod preflight;
 mod presence;
 mod process;
+mod readiness;
 mod rotation;
 mod secure_port;
 mod server;
@@ -61,10 +67,10 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Command {
     /// Run a control plane and, unless --disable-agent, a node
-    #[command(after_help = release::features::help())]
+    #[command(after_help = settings_help())]
     Server(Box<flags::Server>),
     /// Run a node of a cluster whose server runs elsewhere
-    #[command(after_help = release::features::help())]
+    #[command(after_help = settings_help())]
     Agent(Box<flags::Agent>),
     /// Talk to the cluster as kubectl does
     Kubectl(Box<cli::kubectl::Kubectl>),
@@ -84,6 +90,10 @@ enum Command {
     Certificate(cli::certificate::CertificateCommand),
     /// Keep Secrets encrypted in the store: status, enable, disable, rotate, reencrypt
     SecretsEncrypt(cli::secrets_encrypt::SecretsEncrypt),
+    /// Say what this machine has and lacks for a node
+    CheckConfig(cli::check_config::CheckConfig),
+    /// Make Decapod a service of this machine, or upgrade it: `decapod install server -- --tls-san NAME`
+    Install(Box<cli::install::Install>),
     /// Stop everything that Decapod runs and remove all its files
     Uninstall(cli::uninstall::Uninstall),
     /// Run only the API server
@@ -116,6 +126,12 @@ enum Command {
     },
 }
 
+fn settings_help() -> String {
+    let sources = "Each flag is also a key of the configuration file and a variable: --node-name, node-name, \
+                   DECAPOD_NODE_NAME.";
+    format!("{sources}\n\n{}", release::features::help())
+}
+
 fn main() -> ExitCode {
     // A container's shim is this program too. It must have no threads, so this check comes first.
     if runtime::shim::is_shim_invocation() {
@@ -131,8 +147,8 @@ fn main() -> ExitCode {
 }
 
 fn start() -> anyhow::Result<ExitCode> {
-    let arguments: Vec<String> = std::env::args().collect();
-    let line = match command_line::component(&arguments) {
+    let arguments = by_link(std::env::args().collect());
+    let mut line = match command_line::component(&arguments) {
         Some((component, front, words)) => match component.parse(&front, &words) {
             Ok(line) => line,
             Err(error) => {
@@ -146,8 +162,9 @@ fn start() -> anyhow::Result<ExitCode> {
         return Ok(code);
     }
     let arguments = etcd_server::with_config_file(line.words.clone())?;
-    let arguments = flags::with_config_file(arguments)?;
-    let arguments = match Arguments::try_parse_from(arguments) {
+    let arguments = config_file::with_settings(arguments)?;
+    let arguments = component_args::expanded(arguments, &mut line)?;
+    let mut arguments = match Arguments::try_parse_from(arguments) {
         Ok(arguments) => arguments,
         Err(error) => {
             error.print()?;
@@ -159,6 +176,11 @@ fn start() -> anyhow::Result<ExitCode> {
     let filter = line.log_filter().unwrap_or_else(|| arguments.command.log_filter());
     base::telemetry::init(format, filter);
     line.tell();
+    match &mut arguments.command {
+        Command::Server(flags) => component_args::settle_server(flags)?,
+        Command::Agent(flags) => component_args::settle_node(&mut flags.node)?,
+        _ => {}
+    }
     if let Some(gates) = arguments.command.feature_gates() {
         gates.install()?;
     }
@@ -169,6 +191,15 @@ fn start() -> anyhow::Result<ExitCode> {
     let runtime =
         runtime.enable_all().worker_threads(workers()).thread_stack_size(STACK).build()?;
     runtime.block_on(run(arguments))
+}
+
+/// A link with the name of a user's command is this command.
+fn by_link(mut arguments: Vec<String>) -> Vec<String> {
+    let name = arguments.first().map(|program| program.rsplit('/').next().unwrap_or_default());
+    if name == Some("kubectl") {
+        arguments.insert(1, "kubectl".to_owned());
+    }
+    arguments
 }
 
 /// One thread per processor, within limits: with only one, a blocked thread would stop everything, and
@@ -212,6 +243,7 @@ impl Command {
     fn log_filter(&self) -> &'static str {
         match self {
             Self::Kubectl(_) | Self::Images(_) | Self::Token(_) | Self::Uninstall(_) => "warn",
+            Self::Install(_) | Self::CheckConfig(_) => "warn",
             Self::Snapshot(_) | Self::Store(_) | Self::Member(_) => "warn",
             Self::Certificate(_) | Self::SecretsEncrypt(_) => "warn",
             _ => "info",
@@ -230,7 +262,11 @@ async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Command::Member(command) => return command.run(&data_dir).await,
         Command::Certificate(command) => return command.run(&data_dir).await,
         Command::SecretsEncrypt(command) => return command.run(&data_dir).await,
-        Command::Uninstall(command) => return command.run(&data_dir).await,
+        Command::Uninstall(command) => {
+            return command.run(&data_dir, config_file::data_dir().as_deref()).await;
+        }
+        Command::CheckConfig(command) => return command.run(&data_dir).await,
+        Command::Install(command) => install::run(&command)?,
         Command::Server(flags) => server::run(*flags, arguments.common).await?,
         Command::Agent(flags) => agent::run(*flags, arguments.common).await?,
         Command::KubeApiserver(flags) => api_server::run(*flags, arguments.common).await?,

@@ -89,11 +89,12 @@ pub async fn start(node: Node, flags: &flags::Node, tasks: &Tasks) -> anyhow::Re
     let links = net::Links::open().context("cannot talk to the kernel's network")?;
     links.set_loopback_up().await?;
     let runtime = open_runtime(&node, flags, &links, tasks).await?;
+    start_images(&node, flags, tasks)?;
     let driver = cgroup_driver(&*runtime, &flags.runtime.cgroup_driver).await?;
     net::sysctl::prepare_node(None).await?;
     let gate = start_policies(&node, tasks)?;
     start_kubelet(&node, flags, runtime, driver, gate, tasks)?;
-    start_proxy(&node, tasks);
+    start_proxy(&node, flags, tasks)?;
     start_routes(&node, tasks);
     if let Some(kubeconfig) = &node.dns_kubeconfig {
         for address in &node.cluster_dns {
@@ -159,6 +160,26 @@ async fn open_runtime(
         .await
         .context("cannot open the container runtime")?;
     Ok(Arc::new(runtime))
+}
+
+/// Imports the archives of `<data-dir>/images`. CRI has no import: another runtime has a tool of its own.
+fn start_images(node: &Node, flags: &flags::Node, tasks: &Tasks) -> anyhow::Result<()> {
+    let directory = node.data_dir.join("images");
+    if flags.runtime.endpoints().is_some() {
+        if directory.is_dir() {
+            tracing::warn!(
+                directory = %directory.display(),
+                "archives of images are not imported: CRI cannot; use the container runtime's own tool"
+            );
+        }
+        return Ok(());
+    }
+    let store = runtime::ImageStore::open(runtime_dir(&node.data_dir).join("images"))
+        .context("cannot open the images")?;
+    supervise::keep(tasks, "images", move |stop| {
+        runtime::images::folder::keep(store.clone(), directory.clone(), stop)
+    });
+    Ok(())
 }
 
 /// Upstream's kubelet ends if its runtime does not run yet, and a supervisor restarts it. Here a control
@@ -285,10 +306,10 @@ fn start_kubelet(
     Ok(())
 }
 
-fn start_proxy(node: &Node, tasks: &Tasks) {
-    let Some(client) = node.proxy.clone() else { return };
+fn start_proxy(node: &Node, flags: &flags::Node, tasks: &Tasks) -> anyhow::Result<()> {
+    let Some(client) = node.proxy.clone() else { return Ok(()) };
     let well_known = proxy::Config::default();
-    let config = proxy::Config {
+    let mut config = proxy::Config {
         node_name: node.name.clone(),
         cluster_cidrs: node.cluster_cidrs.clone(),
         service_cidrs: node.service_cidrs.clone(),
@@ -296,9 +317,11 @@ fn start_proxy(node: &Node, tasks: &Tasks) {
         metrics_bind: well_known.metrics_bind.filter(|_| !node.free_ports),
         ..well_known
     };
+    flags.proxy.apply(&mut config)?;
     supervise::keep(tasks, "kube-proxy", move |stop| {
         proxy::run(client.clone(), config.clone(), stop)
     });
+    Ok(())
 }
 
 /// A gate for the kubelet beside it, if policies are enforced here.

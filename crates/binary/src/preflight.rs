@@ -5,7 +5,6 @@
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr, TcpListener};
-use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use ipnet::IpNet;
@@ -123,7 +122,8 @@ pub fn check_ports(has_proxy: bool) -> anyhow::Result<()> {
         if let Err(error) = TcpListener::bind(SocketAddr::from((address, port)))
             && error.kind() == std::io::ErrorKind::AddrInUse
         {
-            let owner = owner_of(port).unwrap_or_else(|| "another process".into());
+            let owner =
+                cli::check_config::owner_of(port).unwrap_or_else(|| "another process".into());
             bail!(
                 "port {port} ({purpose}) is taken: the node of this machine belongs to {owner}; stop \
                  it, or start with --disable-agent for a control plane alone"
@@ -131,38 +131,6 @@ pub fn check_ports(has_proxy: bool) -> anyhow::Result<()> {
         }
     }
     Ok(())
-}
-
-/// The process that listens on a port, if we may see it.
-fn owner_of(port: u16) -> Option<String> {
-    let tables = ["/proc/net/tcp", "/proc/net/tcp6"].map(std::fs::read_to_string);
-    let text = tables.into_iter().flatten().collect::<String>();
-    let sockets: Vec<PathBuf> = text
-        .lines()
-        .filter_map(|line| listener(line, port))
-        .map(|inode| format!("socket:[{inode}]").into())
-        .collect();
-    let processes = std::fs::read_dir("/proc").ok()?.flatten();
-    let mut owners = processes.filter_map(|process| {
-        let pid: u32 = process.file_name().to_str()?.parse().ok()?;
-        let mut files = std::fs::read_dir(process.path().join("fd")).ok()?.flatten();
-        let has =
-            files.any(|file| std::fs::read_link(file.path()).is_ok_and(|to| sockets.contains(&to)));
-        let line = std::fs::read(process.path().join("cmdline")).ok().filter(|_| has)?;
-        let line = String::from_utf8_lossy(&line).replace('\0', " ");
-        Some(format!("process {pid} ({})", line.trim()))
-    });
-    owners.next()
-}
-
-/// The inode of a line of `/proc/net/tcp` if it is a listener on that port.
-fn listener(line: &str, port: u16) -> Option<&str> {
-    const LISTEN: &str = "0A";
-    let mut words = line.split_whitespace().skip(1);
-    let (_, local) = words.next()?.rsplit_once(':')?;
-    let is_listening = words.nth(1)? == LISTEN;
-    let inode = words.nth(5)?;
-    (is_listening && u16::from_str_radix(local, 16).ok()? == port).then_some(inode)
 }
 
 #[cfg(test)]
@@ -237,13 +205,5 @@ mod tests {
         for unfit in ["127.0.0.1", "0.0.0.0", "224.0.0.1", "::1"] {
             assert!(check(unfit).is_err(), "{unfit}");
         }
-    }
-
-    #[test]
-    fn the_owner_of_a_port_is_named() {
-        let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
-        let port = listener.local_addr().expect("an address").port();
-        let owner = owner_of(port).expect("it is us");
-        assert!(owner.starts_with(&format!("process {} (", std::process::id())), "{owner}");
     }
 }

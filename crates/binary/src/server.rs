@@ -22,7 +22,7 @@ use crate::node::{self, Node, Policies};
 use crate::process::{
     give_back_what_the_start_needed, prepare_data_dir, say, termination, wait_for_signal,
 };
-use crate::{cluster, datastore, preflight, supervise};
+use crate::{cluster, datastore, preflight, readiness, supervise};
 
 /// Components that `--disable` accepts.
 const COMPONENTS: [&str; 6] = [
@@ -108,6 +108,14 @@ async fn serve(
     say(&format!("more nodes: decapod agent --server {url} --token-file {}", token.display()));
     say("Ctrl-C stops the control plane; pods keep running");
     give_back_what_the_start_needed(&tasks);
+    let node = match flags.disable_agent {
+        true => None,
+        false => Some(readiness::OfNode {
+            name: node::name(&flags.node)?,
+            client: control.client(Component::Admin),
+        }),
+    };
+    readiness::of_server(flags, &control, node, &tasks);
     let groups = [&tasks, &control.last];
     let ended = tokio::select! {
         ended = wait_for_signal(&groups) => ended.map(|()| Ended::BySignal)?,
@@ -140,6 +148,7 @@ async fn start_components(
         start_controllers(flags, data_dir, control, pki, &components)?;
         start_scheduler(flags, control, &components)?;
         crate::simulate::start(flags, control, &components)?;
+        crate::addons::start(flags, data_dir, control, &components)?;
         match flags.disable_agent {
             true => Ok(()),
             false => start_node(flags, data_dir, pki, control, &components).await,
@@ -176,8 +185,9 @@ fn check(flags: &Server) -> anyhow::Result<()> {
     flags.serving.check()?;
     flags.access.check()?;
     flags.simulated.config()?;
-    if let Some(unknown) = flags.disable.iter().find(|name| !COMPONENTS.contains(&name.as_str())) {
-        bail!("--disable {unknown}: expected one of {}", COMPONENTS.join(", "));
+    let known = [&COMPONENTS[..], &crate::addons::ALL].concat();
+    if let Some(unknown) = flags.disable.iter().find(|name| !known.contains(&name.as_str())) {
+        bail!("--disable {unknown}: expected one of {}", known.join(", "));
     }
     preflight::check_ranges(flags)?;
     if !flags.disable_agent && !nix::unistd::geteuid().is_root() {
@@ -260,8 +270,9 @@ fn start_controllers(
             ranges: flags.service_cidr.iter().chain(&flags.cluster_cidr).copied().collect(),
             domain: flags.cluster_domain.clone(),
         }),
-        ..controllers::Options::default()
+        ..flags.controllers.options.clone()
     };
+    let selection = flags.controllers.selection.clone();
     let own = control.client(Component::ControllerManager);
     let control = control.clone();
     // As upstream with --use-service-account-credentials: each controller has its own role.
@@ -274,12 +285,12 @@ fn start_controllers(
     };
     let election =
         candidate(flags, client_for("kube-controller-manager"), "kube-controller-manager");
-    let part = Arc::new((election, client_for, options));
+    let part = Arc::new((election, client_for, selection, options));
     supervise::keep(tasks, "kube-controller-manager", move |stop| {
         let part = part.clone();
         async move {
-            let (election, client_for, options) = &*part;
-            let work = |stop| controllers::run(client_for, &[], options.clone(), stop);
+            let (election, client_for, selection, options) = &*part;
+            let work = |stop| controllers::run(client_for, selection, options.clone(), stop);
             election.stand(stop, work).await;
             STANDS
         }

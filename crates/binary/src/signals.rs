@@ -75,6 +75,7 @@ extern "C" fn on_signal(signal: i32) {
 fn watch_over(pipe: &OwnedFd, end: Duration) {
     let Some(first) = next(pipe, PollTimeout::NONE) else { return };
     ASKED.send_replace(true);
+    crate::notify::tell(&[crate::notify::State::Stopping]);
     let end = end.saturating_add(Duration::from_millis(DELAY.load(Ordering::Acquire)));
     let limit = PollTimeout::try_from(end).unwrap_or(PollTimeout::MAX);
     match next(pipe, limit) {

@@ -9,11 +9,13 @@
 //! errors in kubectl's words, because the prefix depends on the cause.
 
 pub mod certificate;
+pub mod check_config;
 pub mod cluster;
 pub mod duration;
 pub mod failure;
 mod grid;
 pub mod images;
+pub mod install;
 pub mod kubectl;
 pub mod secrets_encrypt;
 pub mod snapshot;

@@ -134,6 +134,9 @@ async fn start(
         keeper.keep_dns(server, dns, path.clone(), renewed.clone());
     }
     say(&format!("node: {}", machine.name));
+    let reported =
+        crate::readiness::OfNode { name: machine.name.clone(), client: of_kubelet.clone() };
+    crate::readiness::of_agent(reported, tasks);
     let described = Node {
         name: machine.name,
         addresses: machine.addresses,

@@ -100,6 +100,7 @@ pub async fn run(flags: Kubelet, data_dir: &Path) -> anyhow::Result<()> {
         shutdown_grace_period_critical_pods: flags.shutdown_grace_period_critical_pods,
         runtime: flags.runtime,
         settings: flags.settings,
+        ..crate::flags::Node::default()
     };
     let addresses = match node.node_ip.as_slice() {
         [] => crate::node::primary_address().await.into_iter().collect(),

@@ -51,6 +51,8 @@ impl Drop for Scratch {
 pub struct Server {
     process: Option<Child>,
     arguments: Vec<String>,
+    /// Environment variables of its processes.
+    pub variables: Vec<(String, String)>,
     /// The address that it listens on.
     bind: String,
     scratch: Scratch,
@@ -85,7 +87,7 @@ impl Server {
 
     fn prepared_in(scratch: Scratch, bind: &str) -> Self {
         let (bind, begun) = (bind.to_owned(), wait::now());
-        Self { process: None, arguments: vec![], bind, scratch, begun }
+        Self { process: None, arguments: vec![], variables: vec![], bind, scratch, begun }
     }
 
     /// Starts the process, also after a stop; returns when it is ready.
@@ -101,6 +103,8 @@ impl Server {
         command.args(["server", "--disable-agent", "--https-listen-port", "0"]);
         command.args(["--bind-address", &self.bind, "--data-dir"]).arg(self.data());
         command.args(&self.arguments).env("NO_COLOR", "1").env_remove("DECAPOD_LOG");
+        // Not the configuration of the machine that the test runs on.
+        command.env("DECAPOD_CONFIG", "/dev/null").envs(self.variables.clone());
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         self.process = Some(command.spawn()?);
         Ok(())

@@ -1,10 +1,11 @@
 //! `decapod uninstall`: stops and removes one cluster completely.
 //!
 //! In: a data directory, possibly incomplete. Out: all of the cluster is removed: processes, containers,
-//! mounts, network, cgroups, files; one line is printed for each.
+//! mounts, network, cgroups, files; one line is printed for each. If `decapod install` made a service of it, the
+//! service, its configuration and the program are removed, too.
 //!
 //! ```text
-//!  processes ─► containers (runtime) ─► network ─► mounts ─► cgroups ─► files
+//!  service ─► processes ─► containers (runtime) ─► network ─► mounts ─► cgroups ─► files ─► what install wrote
 //! ```
 //!
 //! Invariant: only things that belong to the data directory are touched: processes that were started
@@ -24,6 +25,8 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail, ensure};
 
 use self::processes::Process;
+use crate::cluster::DEFAULT_DATA_DIR;
+use crate::install::{Installed, Root};
 
 /// Every data directory of ours contains one of these.
 const MARKS: &[&str] =
@@ -34,16 +37,42 @@ pub struct Uninstall {
     /// Do not ask for confirmation
     #[arg(short = 'y', long)]
     yes: bool,
+    /// Remove only what `decapod install --root` wrote below this directory
+    #[arg(long, value_name = "DIRECTORY")]
+    root: Option<PathBuf>,
 }
 
 impl Uninstall {
-    pub async fn run(self, data_dir: &Path) -> Result<ExitCode> {
-        ensure!(nix::unistd::geteuid().is_root(), "uninstall needs root");
+    /// `configured` is the data directory of the installed service, if its configuration names one.
+    pub async fn run(self, data_dir: &Path, configured: Option<&Path>) -> Result<ExitCode> {
+        let root = Root::new(self.root.as_deref());
+        if !root.is_machine() {
+            let installed = Installed::find(root)?;
+            let installed = installed.context("`decapod install` wrote nothing there")?;
+            installed.remove()?.iter().for_each(|line| println!("{line}"));
+            return Ok(ExitCode::SUCCESS);
+        }
+        ensure!(nix::unistd::geteuid().is_root(), "uninstall needs root: sudo decapod uninstall");
+        let default = Path::new(DEFAULT_DATA_DIR);
+        let of_service = configured.unwrap_or(default);
+        // Without a flag, the service's cluster is meant.
+        let data_dir = if data_dir == default { of_service } else { data_dir };
+        let installed = Installed::find(root)?.filter(|_| data_dir == of_service);
         let place = Place::find(data_dir)?;
-        if !self.yes && place.data_dir.exists() && std::io::stdin().is_terminal() {
+        let is_there = place.data_dir.exists() || installed.is_some();
+        if !self.yes && is_there && std::io::stdin().is_terminal() {
             ensure!(place.is_meant()?, "nothing was removed");
         }
-        let said = place.clean().await?;
+        if let Some(installed) = &installed {
+            installed.stop()?;
+            println!("stopped and disabled the service decapod");
+        }
+        let mut said = place.clean().await?;
+        if let Some(installed) = &installed {
+            let removed = installed.remove()?;
+            removed.iter().for_each(|line| println!("{line}"));
+            said += 1 + removed.len();
+        }
         if said == 0 {
             println!("no part of a cluster at {} was left", place.data_dir.display());
         }

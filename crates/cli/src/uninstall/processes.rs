@@ -149,13 +149,17 @@ impl Process {
         match given.last() {
             Some(text) => resolved(text) == data_dir,
             None if !kubeconfigs.is_empty() => false,
-            // A configuration file may name another directory; then the pid file decides.
-            None if !self.flag("--config").is_empty() => {
-                let noted = fs::read_to_string(data_dir.join("decapod.pid"));
-                noted.is_ok_and(|text| text.trim() == self.pid.to_string())
-            }
-            None => data_dir == Path::new(DEFAULT_DATA_DIR),
+            None => self.is_owner(data_dir),
         }
+    }
+
+    /// Without a flag, a configuration file or a variable may name another directory; then the pid file decides.
+    fn is_owner(&self, data_dir: &Path) -> bool {
+        let has_settings = self.command().is_some_and(|one| ["server", "agent"].contains(&one));
+        if has_settings && let Ok(noted) = fs::read_to_string(data_dir.join("decapod.pid")) {
+            return noted.trim() == self.pid.to_string();
+        }
+        self.flag("--config").is_empty() && data_dir == Path::new(DEFAULT_DATA_DIR)
     }
 
     /// Stops it with SIGTERM, then SIGKILL.
@@ -213,7 +217,10 @@ mod tests {
             let got = !of_data_dir(&[process(line)], Path::new(data_dir)).is_empty();
             assert_eq!(got, expected, "{line}");
         };
-        check("decapod server", DEFAULT_DATA_DIR, true);
+        // A server of this machine would have the directory.
+        if !Path::new(DEFAULT_DATA_DIR).join("decapod.pid").exists() {
+            check("decapod server", DEFAULT_DATA_DIR, true);
+        }
         check("decapod server", "/data/x", false);
         check("/usr/bin/decapod server --data-dir /data/x", "/data/x", true);
         check("decapod --data-dir=/data/x agent", "/data/x", true);
@@ -229,6 +236,18 @@ mod tests {
         check("decapod server --data-dir=/data/xy", "/data/x", false);
         check("nginx server --data-dir=/data/x", "/data/x", false);
         check("decapod uninstall --data-dir=/data/x", "/data/x", false);
+    }
+
+    #[test]
+    fn without_a_flag_the_pid_file_decides() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let ours = |line: &str| !of_data_dir(&[process(line)], directory.path()).is_empty();
+        assert!(!ours("decapod server"));
+        std::fs::write(directory.path().join("decapod.pid"), "1").expect("written");
+        assert!(ours("decapod server") && ours("decapod agent"));
+        assert!(!ours("decapod server --data-dir /data/x"));
+        std::fs::write(directory.path().join("decapod.pid"), "2").expect("written");
+        assert!(!ours("decapod server"));
     }
 
     #[test]

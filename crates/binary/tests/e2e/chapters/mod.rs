@@ -12,6 +12,7 @@ mod definitions;
 mod density;
 mod devices;
 mod ending;
+mod folders;
 mod healing;
 mod helm;
 mod hostile;
@@ -87,6 +88,7 @@ pub const CHAPTERS: &[Chapter] = &[
     chapter("rolling: an update drops nothing, undo restores", rolling::update_and_undo),
     chapter("rolling: a paused rollout waits", rolling::pause_and_resume),
     chapter("statics: a static pod has a mirror", statics::mirror),
+    chapter("folders: archives are imported, manifests applied", folders::images_and_manifests),
     chapter("workloads: a database keeps its volumes", workloads::database),
     chapter("workloads: a CronJob and a DaemonSet", workloads::regular),
     chapter("workloads: a guestbook of three tiers", workloads::guestbook),
