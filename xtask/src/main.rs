@@ -7,6 +7,7 @@
 
 mod component_flags;
 mod conformance;
+mod dist;
 mod expected;
 mod facts;
 mod facts_internal;
@@ -48,6 +49,8 @@ usage: cargo xtask COMMAND
   vm [--release 12|13] [--binary PATH] [--short] [--tcg] [--cuts N] [CHAPTER…]
                boot Debian under QEMU and run Decapod as its service: systemd, cgroup v2, reboots,
                bad disks, power cuts, two machines
+  dist [--binary FILE] [--output DIRECTORY]
+               write the files of a release: .tar.gz, .deb, SBOM, checksums
   kubectl      build upstream's kubectl for the tests, once, and print its path
   helm, csi-driver, device-plugin, cbor-client  the same for helm, for the mock driver of upstream's
                suite, for its stub of a device plugin, and for Go's clients in CBOR; `foreign` builds
@@ -77,6 +80,7 @@ fn main() -> ExitCode {
         "tidy" => tidy::run(),
         "supply" => supply::run(),
         "advisories" => supply::rewrite(&rest),
+        "dist" => dist::run(&rest),
         "conformance" => conformance::run(&rest),
         "fuzz" => fuzz::run(&rest),
         "vm" => vm::run(&rest),
