@@ -77,6 +77,6 @@ mod tests {
         assert_eq!(said, KINDS);
         tokio::time::advance(PAUSE).await;
         assert_eq!(limit.ask(10 * KINDS), Some(0));
-        assert!(seldom.lines.lock().expect("no panic").len() <= KINDS);
+        assert!(limit.lines.lock().expect("no panic").len() <= KINDS);
     }
 }
