@@ -64,7 +64,7 @@ impl Policies {
     }
 }
 
-/// Who announces load balancers' addresses of pools on the node.
+/// The process that announces load balancers' addresses of pools on the node.
 pub enum Announcements {
     /// This process. The client may read Services, EndpointSlices and Nodes.
     Ours(Client, Vec<AddressRange>),

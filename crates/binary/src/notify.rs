@@ -33,7 +33,7 @@ static MANAGER: LazyLock<Option<Manager>> = LazyLock::new(|| {
     manager
 });
 
-/// Whether somebody listens.
+/// Whether a service manager listens.
 pub fn is_managed() -> bool {
     MANAGER.is_some()
 }
@@ -115,7 +115,7 @@ mod tests {
                 assert_eq!(std::str::from_utf8(&buffer[..length]), Ok(expected));
             }
             drop(listener);
-            // Nobody listens any more.
+            // The listener is gone.
             manager.tell(&[State::Alive]);
         }
     }

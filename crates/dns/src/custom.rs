@@ -29,7 +29,7 @@ const LONGEST_MESSAGE: usize = 1024;
 /// The ConfigMap as the watch last had it; `None` without one.
 type Current = Option<Arc<ConfigMap>>;
 
-/// Who uses the plan.
+/// The user of the plan.
 pub trait User: Send + Sync + 'static {
     fn use_plan(&self, plan: Plan, had_complaints: bool);
 }

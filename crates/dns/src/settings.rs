@@ -59,7 +59,7 @@ pub struct Base {
     pub own: Vec<SocketAddr>,
 }
 
-/// Who answers which name.
+/// The source of answers for each name.
 pub struct Plan {
     zones: HashMap<Wire, Arc<Block>>,
     rest: Arc<Block>,
@@ -140,7 +140,7 @@ impl Plan {
 }
 
 impl Block {
-    /// Who answers a name (in lower case); `None`: nobody.
+    /// The source for a name (in lower case), if there is one.
     pub fn source(&self, name: &[u8]) -> Option<&Arc<Source>> {
         let concerns = |route: &&Route| {
             is_below_any(name, std::slice::from_ref(&route.from))

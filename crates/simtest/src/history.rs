@@ -28,7 +28,7 @@ use crate::laws::{Law, View};
 const OPAQUE: &[&str] =
     &["events", "leases", "masterleases", "clusterroles", "clusterrolebindings"];
 
-/// Who asked the server for something.
+/// The sender of a request.
 #[derive(Debug, Default)]
 pub struct Actor {
     pub part: String,
@@ -302,7 +302,7 @@ impl Inner {
     }
 }
 
-/// Leases and nodes' reports come for ever.
+/// Leases and nodes' reports never end.
 fn is_sign_of_life(event: &Event) -> bool {
     let of_node =
         || event.actor.request.ends_with("/status") && event.actor.request.contains("/nodes/");

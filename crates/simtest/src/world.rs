@@ -266,7 +266,7 @@ impl World {
         while self.history.violation().is_none() {
             let differences = rest::differences(&self.history.state(), base::clock::now());
             if differences.is_empty() && self.history.quiet() > LOOK * 5 {
-                // Where a quota is used up, controllers try again and say so, for ever.
+                // If a quota is used up, controllers never stop trying, and report it.
                 let is_full = !rest::full_namespaces(&self.history.state()).is_empty();
                 if !is_full {
                     self.rest().await;

@@ -61,7 +61,7 @@ pub const DESCRIPTOR: &dyn Row = &Descriptor::<Controller> {
     reconcile: |this, key| Box::pin(async move { this.reconcile(&key).await }),
 };
 
-/// EndpointSlices by their Service, whoever manages them.
+/// EndpointSlices by their Service, those of other controllers as well.
 const BY_SERVICE: &str = "load balancer's service";
 
 struct Controller {

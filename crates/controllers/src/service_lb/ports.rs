@@ -1,4 +1,4 @@
-//! Who has which port on the nodes' addresses.
+//! The holders of ports on the nodes' addresses.
 //!
 //! In: the ports that Services want. Out: the Service that has a port; Services that should try again. Pure.
 //! Invariant: a port has one holder, and a Service has all its ports or none. The oldest Service gets a free

@@ -304,7 +304,7 @@ async fn bad_servers_do_not_keep_a_client_waiting() {
         assert!(bad.asked() > 0);
         server.stop().await;
     }
-    // Nobody listens there.
+    // No server listens there.
     let server = start(&[place(), good.at]);
     assert_eq!(data(&ask_udp(server.at, "example.com.", RecordType::A).await), ["192.0.2.1"]);
     server.stop().await;

@@ -57,7 +57,7 @@ impl Machine {
         tokio::time::timeout(MOMENT, listen).await.is_ok()
     }
 
-    /// Asks until somebody has the address.
+    /// Asks until a host has the address.
     async fn finds(&self, address: IpAddr, at: Option<Mac>, holder: Mac) {
         testkit::wait::found(&format!("an answer for {address}"), async || {
             self.sockets.ask(address, at).expect("sent");

@@ -12,7 +12,7 @@
 //! back, it takes the address, and the node that held it meanwhile hears that and lets go.
 //!
 //! Invariants: the first of the order never lets go while it is the first. Another holder keeps asking whether
-//! somebody else has the address, so two holders last for a second.
+//! another host has the address, so two holders last for a second.
 
 use std::time::Duration;
 

@@ -147,7 +147,7 @@ async fn another_node_answers_when_the_announcing_one_is_gone() {
         return;
     }
     let mut wire = Wire::new().await;
-    // An address outside of the pools is nobody's, whatever a status says.
+    // An address outside of the pools belongs to no node, even if a status has it.
     wire.service(&[V4, V6, "192.168.50.77"], "Cluster");
     for address in [V4, V6] {
         let first = wire.holder(address).await;
