@@ -94,7 +94,7 @@ impl RuntimeConfig {
             match self.0.get(*key).map(String::as_str) {
                 None | Some("true" | "false") => {}
                 Some(value) => {
-                    return Err(ConfigError::Matcher { key: *key, value: value.to_owned() });
+                    return Err(ConfigError::Matcher { key, value: value.to_owned() });
                 }
             }
         }

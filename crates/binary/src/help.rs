@@ -54,6 +54,9 @@ const GROUPS: &[(&str, &[&str])] = &[
             "node-cidr-mask-size",
             "allocate-node-cidrs",
             "service-node-port-range",
+            "load-balancer-pool",
+            "resolv-conf",
+            "dns-metrics-address",
         ],
     ),
     (
@@ -70,13 +73,25 @@ const GROUPS: &[(&str, &[&str])] = &[
             "container-runtime-endpoint",
             "runtime-request-timeout",
             "cgroup-driver",
+            "cloud-provider",
         ],
     ),
     (
         "State",
         &["datastore-*", "new-store", "store-*", "snapshot-*", "storage-media-type", "etcd-*"],
     ),
-    ("Components", &["disable", "config", "feature-gates", "scheduler-config", "simulat*"]),
+    (
+        "Components",
+        &[
+            "disable",
+            "config",
+            "feature-gates",
+            "scheduler-config",
+            "simulat*",
+            "kubelet-arg",
+            "kube-*",
+        ],
+    ),
     (
         "Authentication",
         &[

@@ -67,8 +67,13 @@ impl Cluster {
     }
 
     pub async fn remove(&self, id: u64) -> Result<()> {
-        let _: Changed = self.call("/etcdserverpb.Cluster/MemberRemove", IdRequest { id }).await?;
-        Ok(())
+        let removed: Result<Changed> =
+            self.call("/etcdserverpb.Cluster/MemberRemove", IdRequest { id }).await;
+        match removed {
+            // The member may have stopped before its answer, and a second try then finds it gone.
+            Err(Refusal::Never(why)) if why == "member not found" => Ok(()),
+            other => other.map(|_| ()),
+        }
     }
 
     /// Whether the members of these options answer, learners included: their version.

@@ -13,7 +13,8 @@ use machinery::quantity::Amount;
 /// The page.
 pub fn encode(out: &mut String) {
     let pods = crate::metrics::pods();
-    let families: [(&str, &str, fn(&Pod) -> Amounts); 2] = [
+    type Family = (&'static str, &'static str, fn(&Pod) -> Amounts);
+    let families: [Family; 2] = [
         (
             "kube_pod_resource_limit",
             "[STABLE] Resources limit for workloads on the cluster, broken down by pod. This shows the resource usage the scheduler and kubelet expect per pod for resources along with the unit for the resource if any.",

@@ -6,7 +6,7 @@ use http::{Response, StatusCode};
 use machinery::StatusError;
 use machinery::field::{FieldErrors, Path};
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::body;
 use super::options::{check_dry_run, finish};
@@ -37,11 +37,25 @@ struct Kind {
     api_version: Option<String>,
 }
 
+/// Made of a map: serde would accept an array for a struct.
 #[derive(Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
+#[serde(try_from = "Map<String, Value>")]
 struct Preconditions {
     uid: Option<String>,
     resource_version: Option<String>,
+}
+
+impl TryFrom<Map<String, Value>> for Preconditions {
+    type Error = &'static str;
+
+    fn try_from(mut map: Map<String, Value>) -> Result<Self, Self::Error> {
+        let mut text = |name| match map.remove(name) {
+            None | Some(Value::Null) => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text)),
+            Some(_) => Err("a precondition is a string"),
+        };
+        Ok(Self { uid: text("uid")?, resource_version: text("resourceVersion")? })
+    }
 }
 
 pub async fn delete(mut call: Call, body: Body) -> Result<Response<Body>, StatusError> {

@@ -274,8 +274,12 @@ fn help_of(component: &str, flag: &str) -> Result<String> {
     let output =
         Command::new(env!("CARGO_BIN_EXE_decapod")).args([component, "--help"]).output()?;
     let text = String::from_utf8(output.stdout)?;
-    let line = text.lines().find(|line| line.trim_start().starts_with(flag));
-    line.map(str::to_owned).with_context(|| format!("{component} has no {flag}"))
+    let starts = |line: &&str| line.trim_start().starts_with(flag);
+    let mut lines = text.lines().skip_while(|line| !starts(line));
+    let first = lines.next().with_context(|| format!("{component} has no {flag}"))?;
+    // Its description follows, up to the next flag.
+    let rest = lines.take_while(|line| !line.trim_start().starts_with('-'));
+    Ok([first].into_iter().chain(rest).collect::<Vec<_>>().join("\n"))
 }
 
 fn request_timeout(audited: &mut Audited) -> Result<()> {

@@ -319,8 +319,7 @@ impl Committer {
                     if !released {
                         return Err(error);
                     }
-                    self.retry = Some(now);
-                    if self.mend(now).is_err() {
+                    if !self.mend_with_reserve(now) {
                         return Err(error);
                     }
                     if self.shared.state().revision != before {
@@ -466,6 +465,20 @@ impl Committer {
         drop(state);
         self.retention.note(now, last, bytes as u64);
         self.shared.hub().publish(&changes.groups);
+    }
+
+    /// Mends on a full disk: each failure frees a part of the reserve, as long as there is one.
+    fn mend_with_reserve(&mut self, now: Instant) -> bool {
+        loop {
+            let held = self.reserve.held();
+            self.retry = Some(now);
+            if self.mend(now).is_ok() {
+                return true;
+            }
+            if self.reserve.held() == held {
+                return false;
+            }
+        }
     }
 
     /// After a failure: reopens the file, and applies writes that became durable after all.

@@ -109,6 +109,11 @@ impl Reserve {
         self.next_look
     }
 
+    /// The bytes that are left of it.
+    pub fn held(&self) -> u64 {
+        self.held
+    }
+
     pub fn show(&self, to: &Shown) {
         to.is_low.store(self.is_low(), Ordering::Relaxed);
         to.held.store(self.held, Ordering::Relaxed);
