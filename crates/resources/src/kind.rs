@@ -21,6 +21,7 @@ use serde_json::Value;
 use crate::validate::at::{At, NameCheck};
 use crate::{Wiring, print};
 
+pub(crate) type MakeAllocator = fn(Option<&Wiring>) -> Arc<dyn Allocator>;
 pub(crate) type Check = fn(&At<'_>);
 pub(crate) type UpdateCheck = fn(&At<'_>, &At<'_>);
 pub(crate) type Warn = fn(&At<'_>, &mut Vec<String>);
@@ -74,7 +75,7 @@ pub(crate) struct Kind<T: 'static> {
     pub(crate) unknown_field: Option<fn(&str) -> String>,
     /// See [`apiserver::resource::Settings::ttl_seconds`].
     pub(crate) ttl_seconds: fn() -> Option<i64>,
-    pub(crate) allocator: Option<fn(Option<&Wiring>) -> Arc<dyn Allocator>>,
+    pub(crate) allocator: Option<MakeAllocator>,
     /// The behaviour that only this kind has.
     pub(crate) hooks: &'static dyn Hooks<T>,
 }
