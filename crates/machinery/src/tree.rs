@@ -36,8 +36,8 @@ impl<'a> Tree<'a> {
         Some(&fields[at].1)
     }
 
-    /// Without the fields that a new object of a Go type has, too: nulls, empty lists, and maps of nothing else,
-    /// but not those in items of lists.
+    /// Without the fields that a new object of a Go type has, too: nulls and maps of nothing else, but not those
+    /// in items of lists. An empty list that the creator sends is not null: it has an owner.
     pub fn without_unset(mut self) -> Self {
         self.leave_out_unset();
         self
@@ -47,7 +47,6 @@ impl<'a> Tree<'a> {
     fn leave_out_unset(&mut self) -> bool {
         match self {
             Self::Null => false,
-            Self::List(items) => !items.is_empty(),
             Self::Map(fields) if !fields.is_empty() => {
                 fields.retain_mut(|(_, value)| value.leave_out_unset());
                 !fields.is_empty()
@@ -165,9 +164,9 @@ mod tests {
 
     #[test]
     fn what_a_new_object_has_can_be_left_out() {
-        let json = r#"{"a":null,"b":[],"c":{"d":[],"e":{}},"f":[{"g":null}],"h":{"i":[]}}"#;
+        let json = r#"{"a":null,"b":[],"c":{"d":[],"e":{}},"f":[{"g":null}],"h":{"i":null}}"#;
         let tree = Tree::parse(json.as_bytes()).expect("JSON").without_unset();
-        assert_eq!(tree.to_value().to_string(), r#"{"c":{"e":{}},"f":[{"g":null}]}"#);
+        assert_eq!(tree.to_value().to_string(), r#"{"b":[],"c":{"d":[],"e":{}},"f":[{"g":null}]}"#);
     }
 
     #[test]
