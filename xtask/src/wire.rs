@@ -175,7 +175,7 @@ pub fn specification() -> Option<PathBuf> {
 
 /// The debug binary; builds it if necessary.
 pub fn build() -> Outcome<PathBuf> {
-    sh::run(sh::cargo().args(["build", "--package", "decapod"]))?;
+    sh::run(sh::cargo().args(["build", "--workspace", "--bin", "decapod"]))?;
     Ok(sh::target_directory().join("debug/decapod"))
 }
 
