@@ -8,6 +8,7 @@ pub mod declared;
 pub mod facts;
 pub mod kinds;
 pub mod load_balancers;
+pub mod node_selectors;
 pub mod nodes;
 pub mod protobuf;
 pub mod qos;

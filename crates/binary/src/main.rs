@@ -18,6 +18,7 @@ mod control_plane;
 mod control_plane_node;
 mod controller_manager;
 mod datastore;
+mod descheduler;
 mod dns;
 mod encryption;
 mod etcd_server;
@@ -114,6 +115,8 @@ enum Command {
     Kubelet(Box<kubelet_command::Kubelet>),
     /// Run only the cloud controllers; no provider is built in
     CloudControllerManager(cloud_controller_manager::CloudControllerManager),
+    /// Evict pods that the scheduler would place elsewhere today
+    Descheduler(Box<descheduler::Descheduler>),
     /// Run nodes without machines, thousands in one process, to test schedulers, operators and autoscalers
     Simulate(simulate::Simulate),
     /// Run the cluster's DNS server; every node starts it automatically
@@ -238,6 +241,7 @@ impl Command {
                 | Self::KubeProxy(_)
                 | Self::Kubelet(_)
                 | Self::Etcd(_)
+                | Self::Descheduler(_)
                 | Self::Simulate(_)
                 | Self::Dns(_)
         )
@@ -280,6 +284,7 @@ async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Command::Kubelet(flags) => kubelet_command::run(*flags, &data_dir).await?,
         Command::CloudControllerManager(flags) => cloud_controller_manager::run(&flags)?,
         Command::Etcd(flags) => etcd_server::run(*flags, &data_dir).await?,
+        Command::Descheduler(flags) => descheduler::run(*flags, &data_dir).await?,
         Command::Simulate(flags) => simulate::run(flags, &data_dir).await?,
         Command::Dns(flags) => dns::run(flags).await?,
         Command::Version => print!("{}", Arguments::command().render_version()),

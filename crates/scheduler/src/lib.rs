@@ -38,7 +38,6 @@ mod pod_resources;
 mod queue;
 pub mod resources;
 mod scheduler;
-mod selector;
 mod templates;
 #[cfg(test)]
 mod testing;

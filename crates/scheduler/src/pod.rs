@@ -15,7 +15,7 @@ use machinery::selector::{Selector, Test};
 
 use crate::extended;
 use crate::resources::{self, Resources};
-use crate::selector;
+use api::node_selectors;
 
 /// The labels of namespaces by name.
 pub type Namespaces = HashMap<String, BTreeMap<String, String>>;
@@ -286,7 +286,7 @@ impl PodInfo {
 
     /// Whether the node's labels are what the pod demands.
     pub fn selects(&self, name: &str, labels: &BTreeMap<String, String>) -> bool {
-        selector::selects(&self.node_selector, self.node_affinity.as_ref(), name, labels)
+        node_selectors::selects(&self.node_selector, self.node_affinity.as_ref(), name, labels)
     }
 
     /// Whether something that scheduling depends on differs; a status written by us does not.

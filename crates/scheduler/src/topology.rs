@@ -39,7 +39,7 @@ use machinery::selector::Selector;
 
 use crate::node::{NodeInfo, tolerates_all};
 use crate::pod::{Namespaces, PodInfo, Term};
-use crate::selector;
+use api::node_selectors;
 
 /// The number of kept maps of matching pods: if more are used in turn, they are counted again each time. Few in
 /// tests, so that they are forgotten and made again.
@@ -102,7 +102,7 @@ impl Scope {
         let has_labels = self.needs.iter().all(|key| node.labels.contains_key(key));
         let is_selected = || {
             self.selects.as_ref().is_none_or(|(labels, affinity)| {
-                selector::selects(labels, affinity.as_ref(), &node.name, &node.labels)
+                node_selectors::selects(labels, affinity.as_ref(), &node.name, &node.labels)
             })
         };
         let is_tolerated = || {

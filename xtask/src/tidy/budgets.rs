@@ -21,6 +21,7 @@ const BUDGETS: &[(&str, usize)] = &[
     ("control", 4_400),
     ("controllers", 21_000),
     ("cri", 1_300),
+    ("descheduler", 1_900),
     ("dns", 4_900),
     ("encryption", 1_700),
     ("etcd", 4_500),

@@ -38,6 +38,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("policy", &["client", "net"]),
     ("proxy", &["client", "net"]),
     ("dns", &["client"]),
+    ("descheduler", &["client"]),
     ("simulate", &["client"]),
     ("manifests", &["client"]),
     ("cli", &["client", "manifests", "store", "encryption", "cri", "pki", "runtime", "transport"]),

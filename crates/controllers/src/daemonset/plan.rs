@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::node_selectors::selects;
 use api::taints::tolerates;
 use client::{ObjectKey, Projection};
 use jiff::Timestamp;
@@ -148,13 +149,10 @@ impl Projection<DaemonSet> for Demands {
 impl Demands {
     /// Whether a daemon pod should start on the node, and whether one that runs may stay.
     pub fn fit(&self, node: &Node) -> (bool, bool) {
-        let labels = node.metadata.labels.as_ref();
-        let has = |key: &String, value: &String| labels.and_then(|all| all.get(key)) == Some(value);
-        let selected = self.node_selector.iter().all(|(key, value)| has(key, value))
-            && self.required.as_ref().is_none_or(|required| {
-                required.node_selector_terms.iter().any(|term| term_matches(term, node))
-            });
-        if !selected {
+        let empty = BTreeMap::new();
+        let labels = node.metadata.labels.as_ref().unwrap_or(&empty);
+        let name = node.metadata.name.as_deref().unwrap_or_default();
+        if !selects(&self.node_selector, self.required.as_ref(), name, labels) {
             return (false, false);
         }
         let untolerated = |effects: &[&str]| {
@@ -163,36 +161,6 @@ impl Demands {
             hard.any(|taint| !self.tolerations.iter().any(|one| tolerates(one, taint)))
         };
         (!untolerated(&["NoSchedule", "NoExecute"]), !untolerated(&["NoExecute"]))
-    }
-}
-
-fn term_matches(term: &NodeSelectorTerm, node: &Node) -> bool {
-    let labels = node.metadata.labels.as_ref();
-    let label = |one: &NodeSelectorRequirement| {
-        labels.and_then(|labels| labels.get(&one.key)).map(String::as_str)
-    };
-    let field = |one: &NodeSelectorRequirement| {
-        (one.key == "metadata.name").then_some(node.metadata.name.as_deref()).flatten()
-    };
-    let by_label: Vec<_> = term.match_expressions.iter().flatten().collect();
-    let by_field: Vec<_> = term.match_fields.iter().flatten().collect();
-    !(by_label.is_empty() && by_field.is_empty())
-        && by_label.iter().all(|one| requirement_matches(one, label(one)))
-        && by_field.iter().all(|one| requirement_matches(one, field(one)))
-}
-
-fn requirement_matches(one: &NodeSelectorRequirement, value: Option<&str>) -> bool {
-    let values = one.values.as_deref().unwrap_or_default();
-    let listed = value.is_some_and(|value| values.iter().any(|one| one == value));
-    let compared = || Some((value?.parse::<i64>().ok()?, values.first()?.parse::<i64>().ok()?));
-    match one.operator.as_str() {
-        "In" => listed,
-        "NotIn" => !listed,
-        "Exists" => value.is_some(),
-        "DoesNotExist" => value.is_none(),
-        "Gt" => compared().is_some_and(|(value, limit)| value > limit),
-        "Lt" => compared().is_some_and(|(value, limit)| value < limit),
-        _ => false,
     }
 }
 

@@ -8,10 +8,9 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
+use api::node_selectors::pod_selects;
 use api::taints::tolerates;
-use k8s_openapi::api::core::v1::{
-    ContainerPort, Node, NodeSelectorRequirement, NodeSelectorTerm, Pod,
-};
+use k8s_openapi::api::core::v1::{ContainerPort, Node, Pod};
 
 use crate::names;
 use crate::reason::Reason;
@@ -36,7 +35,7 @@ pub fn admit<'a>(
             format!("Pod requires node features that are not available: {}", missing.join(", "));
         return Err(reject("PodFeatureUnsupported", message));
     }
-    if !matches_node(pod, node) {
+    if !pod_selects(pod, node) {
         let why = "node(s) didn't match Pod's node affinity/selector";
         return Err(predicate("NodeAffinity", why));
     }
@@ -143,52 +142,6 @@ fn out_of(name: &str, requested: i64, used: i64, capacity: i64) -> String {
     format!(
         "Node didn't have enough resource: {name}, requested: {requested}, used: {used}, capacity: {capacity}"
     )
-}
-
-/// nodeSelector and required node affinity.
-pub fn matches_node(pod: &Pod, node: &Node) -> bool {
-    let Some(spec) = &pod.spec else { return true };
-    let empty = BTreeMap::new();
-    let labels = node.metadata.labels.as_ref().unwrap_or(&empty);
-    let selected =
-        spec.node_selector.iter().flatten().all(|(key, value)| labels.get(key) == Some(value));
-    let affinity = spec.affinity.as_ref().and_then(|a| a.node_affinity.as_ref());
-    let required =
-        affinity.and_then(|a| a.required_during_scheduling_ignored_during_execution.as_ref());
-    let name = node.metadata.name.as_deref().unwrap_or_default();
-    selected
-        && required.is_none_or(|selector| {
-            selector.node_selector_terms.iter().any(|term| term_matches(term, labels, name))
-        })
-}
-
-fn term_matches(term: &NodeSelectorTerm, labels: &BTreeMap<String, String>, name: &str) -> bool {
-    let expressions = term.match_expressions.as_deref().unwrap_or_default();
-    let fields = term.match_fields.as_deref().unwrap_or_default();
-    if expressions.is_empty() && fields.is_empty() {
-        return false;
-    }
-    expressions.iter().all(|r| requirement_matches(r, labels.get(&r.key).map(String::as_str)))
-        && fields.iter().all(|r| requirement_matches(r, (r.key == "metadata.name").then_some(name)))
-}
-
-fn requirement_matches(requirement: &NodeSelectorRequirement, value: Option<&str>) -> bool {
-    let values = requirement.values.as_deref().unwrap_or_default();
-    let listed = value.is_some_and(|value| values.iter().any(|v| v == value));
-    let compared = || {
-        let bound: i64 = values.first()?.parse().ok()?;
-        let value: i64 = value?.parse().ok()?;
-        Some(value.cmp(&bound))
-    };
-    match requirement.operator.as_str() {
-        "In" => listed,
-        "NotIn" => !listed,
-        "Exists" => value.is_some(),
-        "DoesNotExist" => value.is_none(),
-        "Gt" => compared() == Some(std::cmp::Ordering::Greater),
-        "Lt" => compared() == Some(std::cmp::Ordering::Less),
-        _ => false,
-    }
 }
 
 #[cfg(test)]

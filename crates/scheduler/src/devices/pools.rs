@@ -11,7 +11,7 @@ use k8s_openapi::api::resource::v1::{Device, DeviceCounterConsumption, ResourceS
 use machinery::quantity::Amount;
 
 use super::{DeviceId, Place, Taken, capacity};
-use crate::selector;
+use api::node_selectors;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
@@ -57,7 +57,7 @@ pub fn is_for(
     match name.filter(|name| !name.is_empty()) {
         Some(name) => name == place.node,
         None if all == Some(true) => true,
-        None => nodes.is_some_and(|nodes| selector::matches(nodes, place.node, place.labels)),
+        None => nodes.is_some_and(|nodes| node_selectors::matches(nodes, place.node, place.labels)),
     }
 }
 

@@ -32,7 +32,7 @@ use crate::framework::{
 use crate::node::NodeInfo;
 use crate::pod::{ClaimName, PodInfo};
 use crate::resources::Resources;
-use crate::selector;
+use api::node_selectors;
 
 const NAME: &str = "DynamicResources";
 /// Deviation: not as long as [`LONGEST`], unless a file says so: it takes a writer meanwhile, and the
@@ -232,7 +232,7 @@ fn classes_of(request: &DeviceRequest) -> Vec<(String, &str)> {
 fn is_usable(claim: &ResourceClaim, node: &NodeInfo, longest: Duration) -> bool {
     let Some(allocation) = allocation(claim) else { return true };
     let nodes = allocation.node_selector.as_ref();
-    nodes.is_none_or(|nodes| selector::matches(nodes, &node.name, &node.labels))
+    nodes.is_none_or(|nodes| node_selectors::matches(nodes, &node.name, &node.labels))
         && match is_ready(claim) {
             Ok(ready) => ready || !is_overdue(claim, longest),
             Err(_) => false,

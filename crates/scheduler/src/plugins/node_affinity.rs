@@ -12,7 +12,7 @@ use crate::framework::{
 };
 use crate::node::NodeInfo;
 use crate::pod::PodInfo;
-use crate::selector;
+use api::node_selectors;
 
 pub const ROW: Row = Row {
     name: "NodeAffinity",
@@ -53,7 +53,7 @@ impl NodeAffinity {
 
 impl Filter for NodeAffinity {
     fn filter(&self, _: &CycleState, pod: &PodInfo, node: &NodeInfo) -> Result<(), Rejection> {
-        let matches = |one| selector::matches(one, &node.name, &node.labels);
+        let matches = |one| node_selectors::matches(one, &node.name, &node.labels);
         if !self.required.as_ref().is_none_or(matches) {
             let why = "node(s) didn't match scheduler-enforced node affinity";
             return Err(Rejection::unresolvable(why));
@@ -76,7 +76,7 @@ impl Score for NodeAffinity {
     fn score(&self, _: &CycleState, pod: &PodInfo, node: &NodeInfo, _: &Cluster) -> i64 {
         let preferred = pod.node_preferences.iter().chain(&self.preferred);
         let matching = preferred
-            .filter(|one| selector::term_matches(&one.preference, &node.name, &node.labels));
+            .filter(|one| node_selectors::term_matches(&one.preference, &node.name, &node.labels));
         matching.map(|one| i64::from(one.weight)).sum()
     }
 

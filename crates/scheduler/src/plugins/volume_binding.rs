@@ -23,8 +23,8 @@ use crate::framework::{
 };
 use crate::node::NodeInfo;
 use crate::pod::PodInfo;
-use crate::selector;
 use crate::volumes::Volumes;
+use api::node_selectors;
 
 const NAME: &str = "VolumeBinding";
 const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
@@ -89,7 +89,7 @@ fn is_bound(claim: &PersistentVolumeClaim) -> bool {
 fn fits(volume: &PersistentVolume, node: &str, labels: &BTreeMap<String, String>) -> bool {
     let affinity = volume.spec.as_ref().and_then(|spec| spec.node_affinity.as_ref());
     let required = affinity.and_then(|affinity| affinity.required.as_ref());
-    required.is_none_or(|required| selector::matches(required, node, labels))
+    required.is_none_or(|required| node_selectors::matches(required, node, labels))
 }
 
 impl VolumeBinding {

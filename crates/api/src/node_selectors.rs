@@ -1,10 +1,26 @@
-//! Node selectors. Pure. Upstream: `component-helpers/scheduling/corev1/nodeaffinity`.
+//! Node selectors, for the scheduler, the kubelet and the controllers. Pure.
+//!
+//! Upstream: `component-helpers/scheduling/corev1/nodeaffinity`.
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{NodeSelector, NodeSelectorRequirement, NodeSelectorTerm};
+use k8s_openapi::api::core::v1::{
+    Node, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, Pod,
+};
 
 type Labels = BTreeMap<String, String>;
+
+/// Reports whether the pod's node selector and required node affinity match the node.
+pub fn pod_selects(pod: &Pod, node: &Node) -> bool {
+    let Some(spec) = &pod.spec else { return true };
+    let empty = Labels::new();
+    let affinity = spec.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
+    let required = affinity
+        .and_then(|affinity| affinity.required_during_scheduling_ignored_during_execution.as_ref());
+    let name = node.metadata.name.as_deref().unwrap_or_default();
+    let labels = node.metadata.labels.as_ref().unwrap_or(&empty);
+    selects(spec.node_selector.as_ref().unwrap_or(&empty), required, name, labels)
+}
 
 /// Labels of a plain node selector, and node affinity: what a pod demands of its node.
 pub fn selects(
