@@ -37,6 +37,7 @@ mod presence;
 mod process;
 mod readiness;
 mod rotation;
+mod runtime_command;
 mod secure_port;
 mod server;
 mod signals;
@@ -112,6 +113,8 @@ enum Command {
     /// Run only a node's kubelet
     #[command(after_help = release::features::help())]
     Kubelet(Box<kubelet_command::Kubelet>),
+    /// Run only the embedded container runtime, for crictl or for another kubelet
+    Runtime(runtime_command::Runtime),
     /// Run only the cloud controllers; no provider is built in
     CloudControllerManager(cloud_controller_manager::CloudControllerManager),
     /// Run nodes without machines, thousands in one process, to test schedulers, operators and autoscalers
@@ -237,6 +240,7 @@ impl Command {
                 | Self::KubeScheduler(_)
                 | Self::KubeProxy(_)
                 | Self::Kubelet(_)
+                | Self::Runtime(_)
                 | Self::Etcd(_)
                 | Self::Simulate(_)
                 | Self::Dns(_)
@@ -278,6 +282,7 @@ async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Command::KubeScheduler(flags) => components::scheduler(*flags).await?,
         Command::KubeProxy(flags) => components::proxy(*flags).await?,
         Command::Kubelet(flags) => kubelet_command::run(*flags, &data_dir).await?,
+        Command::Runtime(flags) => runtime_command::run(flags, &data_dir).await?,
         Command::CloudControllerManager(flags) => cloud_controller_manager::run(&flags)?,
         Command::Etcd(flags) => etcd_server::run(*flags, &data_dir).await?,
         Command::Simulate(flags) => simulate::run(flags, &data_dir).await?,

@@ -27,6 +27,7 @@ use anyhow::{Context, Result, bail, ensure};
 use self::processes::Process;
 use crate::cluster::DEFAULT_DATA_DIR;
 use crate::install::{Installed, Root};
+use crate::node_places::NodePlaces;
 
 /// Every data directory of ours contains one of these.
 const MARKS: &[&str] =
@@ -181,15 +182,29 @@ impl Place {
         for address in leftovers::remove_addresses(&dns, had_node && owns_network).await? {
             say(format!("removed the DNS address {address}"));
         }
-        for mount in leftovers::unmount_below(&[&self.data_dir, &self.run_dir])? {
+        let outside = NodePlaces::outside(&self.data_dir);
+        let directories: Vec<&PathBuf> =
+            [&self.run_dir, &self.data_dir].into_iter().chain(&outside).collect();
+        for mount in leftovers::unmount_below(&directories)? {
             say(format!("unmounted {}", mount.display()));
         }
-        let pods = self.data_dir.join("kubelet/pods");
-        let cgroups = leftovers::remove_cgroups(&pods, had_node && is_alone);
+        let own = self.data_dir.join("kubelet");
+        let roots = outside.iter().chain([&own]);
+        let cgroups: usize = roots
+            .map(|root| leftovers::remove_cgroups(&root.join("pods"), had_node && is_alone))
+            .sum();
         if cgroups > 0 {
             say(format!("removed {cgroups} cgroups"));
         }
-        for directory in [&self.run_dir, &self.data_dir] {
+        for logs in &outside {
+            for link in NodePlaces::links_to(logs) {
+                std::fs::remove_file(&link)
+                    .with_context(|| format!("cannot remove {}", link.display()))?;
+            }
+        }
+        // The next start replaces it otherwise.
+        let _ = std::fs::remove_file(runtime::layout::cri_socket(&self.data_dir));
+        for directory in directories {
             if remove_tree(directory)? {
                 say(format!("removed {}", directory.display()));
             }
