@@ -105,6 +105,7 @@ impl Server {
             "CreateContainer" => {
                 let ask: CreateContainerRequest = read(body)?;
                 let config = required(ask.config, "config")?;
+                check_group(&config)?;
                 let pod = ask.sandbox_config.unwrap_or_default();
                 let made = runtime.create_container(&ask.pod_sandbox_id, config, &pod).await?;
                 reply(&CreateContainerResponse { container_id: made })
@@ -221,6 +222,17 @@ impl Server {
             Some((message, events))
         };
         Ok(futures::stream::unfold(events, next).boxed())
+    }
+}
+
+/// The protocol demands this error. The kubelet of this process may leave the user to the image.
+fn check_group(config: &ContainerConfig) -> Result<()> {
+    let security = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
+    match security.and_then(|it| it.run_as_group.as_ref().map(|group| (it, group.value))) {
+        Some((it, group)) if it.run_as_user.is_none() && it.run_as_username.is_empty() => {
+            Err(Error::InvalidArgument(format!("user group {group} is specified without user")))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -103,7 +103,10 @@ impl Streaming {
     }
 
     async fn listen(&self) -> Result<SocketAddr> {
-        let listener = Listener::tcp((Ipv4Addr::LOCALHOST, 0).into()).await?;
+        let loopback = Ipv4Addr::LOCALHOST;
+        let listener = Listener::tcp((loopback, 0).into()).await.map_err(|error| {
+            Error::Unavailable(format!("cannot listen on {loopback} for streams: {error}"))
+        })?;
         let address = listener.local_addr();
         let address =
             address.ok_or_else(|| Error::Internal("a TCP socket has an address".into()))?;

@@ -85,6 +85,14 @@ async fn a_served_backend_answers_as_itself() {
     assert_eq!((done.exit_code, &done.stdout[..]), (7, &b"out"[..]));
     assert_eq!(there.list_images(None).await, here.list_images(None).await);
 
+    let group =
+        LinuxContainerSecurityContext { run_as_group: Some(7.into()), ..Default::default() };
+    let linux = LinuxContainerConfig { security_context: Some(group), ..Default::default() };
+    let config = ContainerConfig { linux: Some(linux), ..Default::default() };
+    let refused = there.create_container(&sandbox, config, &pod("p")).await;
+    let text = refused.expect_err("refused").to_string();
+    assert_eq!(text, "user group 7 is specified without user");
+
     let missing = there.container_status("none").await;
     assert_eq!(missing, here.container_status("none").await);
     assert!(missing.expect_err("it is missing").is_not_found());
@@ -103,6 +111,8 @@ async fn a_served_backend_answers_as_itself() {
 #[test]
 fn exec_attach_and_forward_pass_through_the_streaming_server() {
     in_world(|world| async move {
+        let links = net::Links::open().expect("netlink");
+        links.set_loopback_up().await.expect("the loopback device");
         let served = Served::start(Arc::new(world.runtime.clone()), &world.directory).await;
         let script = "while read line; do echo got $line; done";
         let config = ContainerConfig { stdin: true, ..container("c", script) };
