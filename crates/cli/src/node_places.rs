@@ -91,13 +91,23 @@ impl NodePlaces {
         ours.filter(|directory| owner(directory).as_deref() == data_dir.to_str()).collect()
     }
 
-    /// The links of `/var/log/containers` that lead to logs in this directory.
-    pub fn links_to(logs: &Path) -> Vec<PathBuf> {
-        let entries = std::fs::read_dir(Path::new(LOGS).join("containers"));
-        let links = entries.into_iter().flatten().flatten().map(|entry| entry.path());
-        let leads =
-            |link: &PathBuf| std::fs::read_link(link).is_ok_and(|target| target.starts_with(logs));
-        links.filter(leads).collect()
+    /// Removes the links of `/var/log/containers` to logs below these directories, and that directory if it
+    /// is empty then.
+    pub fn remove_links(directories: &[PathBuf]) -> io::Result<()> {
+        let leads = |link: &PathBuf| {
+            std::fs::read_link(link)
+                .is_ok_and(|target| directories.iter().any(|logs| target.starts_with(logs)))
+        };
+        let home = Path::new(LOGS).join("containers");
+        let entries = std::fs::read_dir(&home).into_iter().flatten().flatten();
+        for link in entries.map(|entry| entry.path()).filter(leads) {
+            std::fs::remove_file(link)?;
+        }
+        if !directories.is_empty() {
+            // Other programs' links stay.
+            let _ = std::fs::remove_dir(home);
+        }
+        Ok(())
     }
 }
 

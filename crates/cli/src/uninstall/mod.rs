@@ -206,12 +206,8 @@ impl Place {
         if cgroups > 0 {
             said.push(format!("removed {cgroups} cgroups"));
         }
-        for logs in &outside {
-            for link in NodePlaces::links_to(logs) {
-                std::fs::remove_file(&link)
-                    .with_context(|| format!("cannot remove {}", link.display()))?;
-            }
-        }
+        NodePlaces::remove_links(&outside)
+            .context("cannot remove the links to containers' logs")?;
         // The next start replaces it otherwise.
         let _ = std::fs::remove_file(runtime::layout::cri_socket(&self.data_dir));
         // The data directory last: until then, a second run knows what belongs to it.
