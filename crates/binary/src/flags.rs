@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use base::telemetry::LogFormat;
@@ -328,8 +328,8 @@ pub struct Node {
     /// Unsafe sysctls that pods may set, for example kernel.msg*,net.core.somaxconn
     #[arg(long, value_delimiter = ',', value_name = "SYSCTL")]
     pub allowed_unsafe_sysctls: Vec<String>,
-    /// The kubelet's directory, where storage drivers find its sockets; drivers' manifests expect
-    /// /var/lib/kubelet [default: <data-dir>/kubelet]
+    /// The kubelet's directory, where storage drivers find its sockets [default: /var/lib/kubelet, as drivers'
+    /// manifests expect; <data-dir>/kubelet with another --data-dir, or if another kubelet has that one]
     #[arg(long, value_name = "DIRECTORY")]
     pub kubelet_dir: Option<PathBuf>,
     /// How long a machine shutdown that logind announces waits for pods to end; 0s: it does not wait
@@ -373,12 +373,24 @@ pub struct ContainerRuntime {
     /// Limit of a call to the runtime; pulls have no limit
     #[arg(long, default_value = "2m", value_parser = request_timeout, value_name = "DURATION")]
     pub runtime_request_timeout: Duration,
+    /// Socket at which the embedded runtime serves CRI, for crictl; "" serves none [default:
+    /// /run/decapod/cri.sock; with another --data-dir, a directory of its own below /run/decapod]
+    #[arg(long, value_name = "PATH")]
+    pub cri_socket: Option<PathBuf>,
     /// cgroupfs or systemd, for a runtime that does not report its driver
     #[arg(long, default_value = "cgroupfs", value_parser = ["cgroupfs", "systemd"])]
     pub cgroup_driver: String,
 }
 
 impl ContainerRuntime {
+    /// `None`: no socket is wanted.
+    pub fn cri_socket(&self, data_dir: &Path) -> Option<PathBuf> {
+        match &self.cri_socket {
+            Some(path) => Some(path.clone()).filter(|path| !path.as_os_str().is_empty()),
+            None => Some(runtime::layout::cri_socket(data_dir)),
+        }
+    }
+
     /// `None` for the embedded runtime.
     pub fn endpoints(&self) -> Option<runtime::backend::remote::Endpoints> {
         let named = |text: &&str| !matches!(*text, "" | "embedded");

@@ -72,6 +72,7 @@ const GROUPS: &[(&str, &[&str])] = &[
             "shutdown-grace-*",
             "container-runtime-endpoint",
             "runtime-request-timeout",
+            "cri-socket",
             "cgroup-driver",
             "cloud-provider",
         ],

@@ -38,6 +38,7 @@ mod presence;
 mod process;
 mod readiness;
 mod rotation;
+mod runtime_command;
 mod secure_port;
 mod server;
 mod signals;
@@ -113,6 +114,8 @@ enum Command {
     /// Run only a node's kubelet
     #[command(after_help = release::features::help())]
     Kubelet(Box<kubelet_command::Kubelet>),
+    /// Run only the embedded container runtime, for crictl or for another kubelet
+    Runtime(runtime_command::Runtime),
     /// Run only the cloud controllers; no provider is built in
     CloudControllerManager(cloud_controller_manager::CloudControllerManager),
     /// Evict pods that the scheduler would place elsewhere today
@@ -240,6 +243,7 @@ impl Command {
                 | Self::KubeScheduler(_)
                 | Self::KubeProxy(_)
                 | Self::Kubelet(_)
+                | Self::Runtime(_)
                 | Self::Etcd(_)
                 | Self::Descheduler(_)
                 | Self::Simulate(_)
@@ -282,6 +286,7 @@ async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Command::KubeScheduler(flags) => components::scheduler(*flags).await?,
         Command::KubeProxy(flags) => components::proxy(*flags).await?,
         Command::Kubelet(flags) => kubelet_command::run(*flags, &data_dir).await?,
+        Command::Runtime(flags) => runtime_command::run(flags, &data_dir).await?,
         Command::CloudControllerManager(flags) => cloud_controller_manager::run(&flags)?,
         Command::Etcd(flags) => etcd_server::run(*flags, &data_dir).await?,
         Command::Descheduler(flags) => descheduler::run(*flags, &data_dir).await?,

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use base::task::Tasks;
+use cli::node_places::NodePlaces;
 use client::Client;
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::{Pod, Taint};
@@ -108,6 +109,7 @@ pub async fn start(node: Node, flags: &flags::Node, tasks: &Tasks) -> anyhow::Re
     links.set_loopback_up().await?;
     let runtime = open_runtime(&node, flags, &links, tasks).await?;
     start_images(&node, flags, tasks)?;
+    start_cri(&node, flags, &runtime, tasks);
     let driver = cgroup_driver(&*runtime, &flags.runtime.cgroup_driver).await?;
     net::sysctl::prepare_node(None).await?;
     let gate = start_policies(&node, tasks)?;
@@ -171,11 +173,22 @@ async fn open_runtime(
         return Ok(Arc::new(remote));
     }
     runtime::backend::remote::Endpoints::forget(&node.data_dir)?;
+    open_embedded(&node.data_dir, &node.addresses, &node.service_cidrs, links, tasks).await
+}
+
+/// The embedded runtime of the cluster with this data directory.
+pub async fn open_embedded(
+    data_dir: &Path,
+    addresses: &[IpAddr],
+    service_cidrs: &[IpNet],
+    links: &net::Links,
+    tasks: &Tasks,
+) -> anyhow::Result<Arc<dyn cri::Runtime>> {
     let config = runtime::Config {
-        registries: runtime::images::registries::places(&node.data_dir),
-        service_cidrs: node.service_cidrs.clone(),
-        mtu: pod_mtu(links, &node.addresses).await?,
-        ..runtime::Config::new(home)
+        registries: runtime::images::registries::places(data_dir),
+        service_cidrs: service_cidrs.to_vec(),
+        mtu: pod_mtu(links, addresses).await?,
+        ..runtime::Config::new(runtime_dir(data_dir))
     };
     let runtime = runtime::Embedded::open(config, tasks.clone())
         .await
@@ -201,6 +214,23 @@ fn start_images(node: &Node, flags: &flags::Node, tasks: &Tasks) -> anyhow::Resu
         runtime::images::folder::keep(store.clone(), directory.clone(), stop)
     });
     Ok(())
+}
+
+/// Serves the embedded runtime to other programs of the machine.
+fn start_cri(node: &Node, flags: &flags::Node, runtime: &Arc<dyn cri::Runtime>, tasks: &Tasks) {
+    if flags.runtime.endpoints().is_some() {
+        return;
+    }
+    if let Some(socket) = flags.runtime.cri_socket(&node.data_dir) {
+        serve_cri(runtime.clone(), socket, tasks);
+    }
+}
+
+/// A socket that cannot be served hurts nothing else: the kubelet uses the runtime without it.
+pub fn serve_cri(runtime: Arc<dyn cri::Runtime>, socket: PathBuf, tasks: &Tasks) {
+    supervise::keep(tasks, "cri", move |stop| {
+        cri::server::serve(runtime.clone(), socket.clone(), stop)
+    });
 }
 
 /// Upstream's kubelet ends if its runtime does not run yet, and a supervisor restarts it. Here a control
@@ -305,9 +335,12 @@ fn start_kubelet(
         config.shutdown_grace_critical <= config.shutdown_grace,
         "--shutdown-grace-period-critical-pods must not be longer than --shutdown-grace-period"
     );
-    if let Some(directory) = &flags.kubelet_dir {
-        config.root_dir = std::path::absolute(directory)?;
-    }
+    let places = NodePlaces::of(&node.data_dir, flags.kubelet_dir.as_deref())?;
+    places.claim(&node.data_dir).context("cannot create the kubelet's directories")?;
+    tracing::info!(root = %places.root.display(), logs = %places.logs.display(), "the kubelet's directories");
+    config.root_dir = places.root;
+    config.log_dir = places.logs;
+    config.log_links = kubelet::LogLinks::new(places.links);
     let ca = node.client_ca_pem.clone();
     config.server_auth = kubelet::ServerAuth {
         client_ca: Some(Arc::new(move || ca.clone())),

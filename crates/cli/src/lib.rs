@@ -17,6 +17,7 @@ mod grid;
 pub mod images;
 pub mod install;
 pub mod kubectl;
+pub mod node_places;
 pub mod secrets_encrypt;
 pub mod snapshot;
 pub mod store;

@@ -6,6 +6,9 @@
 //! exec, attach and port-forward return byte streams ([`streams`]) instead of URLs, and answers
 //! that wrap a single value are that value.
 //!
+//! [`server`] serves a backend to other programs on the machine; [`sessions`] connects the byte streams
+//! to clients.
+//!
 //! Invariant: this crate knows no backend, and no call holds state for its caller: after a restart
 //! the caller simply asks again.
 //!
@@ -13,10 +16,12 @@
 
 mod error;
 pub mod messages;
+pub mod server;
 mod service;
+pub mod sessions;
 pub mod streams;
 
 pub use error::{Error, Result};
 pub use messages::*;
-pub use service::{ImageService, Runtime, RuntimeService};
+pub use service::{ContainerDetails, ImageService, Runtime, RuntimeService};
 pub use streams::{AttachStreams, Events, ExecStreams, Input, Io, Output, TerminalSize};

@@ -12,6 +12,18 @@ use crate::{Error, Result};
 pub trait Runtime: RuntimeService + ImageService {}
 impl<T: RuntimeService + ImageService> Runtime for T {}
 
+/// Facts about a container that have no field in CRI.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ContainerDetails {
+    pub sandbox_id: String,
+    /// While the container runs.
+    pub pid: Option<i32>,
+    /// The OCI runtime specification, as JSON.
+    pub spec: Option<String>,
+    pub tty: bool,
+    pub stdin_once: bool,
+}
+
 /// Sandboxes and containers. `stop_*` and `remove_*` are idempotent: they succeed if the object is
 /// already gone.
 #[async_trait]
@@ -50,6 +62,10 @@ pub trait RuntimeService: Send + Sync {
     async fn stop_container(&self, id: &str, timeout: Duration) -> Result<()>;
     /// Kills the container first if it runs.
     async fn remove_container(&self, id: &str) -> Result<()>;
+    /// What CRI puts into the verbose part of a status. `Unimplemented` if the backend has nothing.
+    async fn container_details(&self, _id: &str) -> Result<ContainerDetails> {
+        Err(Error::Unimplemented("this runtime has no details of containers".into()))
+    }
     async fn list_containers(&self, filter: Option<ContainerFilter>) -> Result<Vec<Container>>;
     async fn container_status(&self, id: &str) -> Result<ContainerStatus>;
     async fn update_container_resources(

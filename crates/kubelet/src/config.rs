@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Pod, Taint};
 
+use crate::node::log_links::LogLinks;
 use crate::pod::sysctls::Sysctls;
 
 /// The node's `kubeletVersion`; clients and skew checks read it.
@@ -61,6 +62,8 @@ pub struct Config {
     pub root_dir: PathBuf,
     /// The directory of pods' logs, one directory per pod.
     pub log_dir: PathBuf,
+    /// The links to running containers' logs, for log collectors.
+    pub log_links: LogLinks,
     /// Parent of pods' cgroups in every hierarchy; `/` for upstream's `/kubepods`.
     pub cgroup_root: String,
     /// Make pod and QoS cgroups. False where the runtime keeps everything in one place.
@@ -129,6 +132,7 @@ impl Config {
             pod_manifest_path: None,
             root_dir: data_dir.join("kubelet"),
             log_dir: data_dir.join("logs/pods"),
+            log_links: LogLinks::new(data_dir.join("logs/containers")),
             cgroup_root: "/".into(),
             cgroups_per_qos: true,
             cgroup_driver: cri::CgroupDriver::Cgroupfs,

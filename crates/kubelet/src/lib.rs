@@ -43,6 +43,7 @@ pub use config::{Config, GateError, KUBELET_VERSION, NetworkGate, ServerAuth, Se
 pub use error::Error;
 use kubelet::{Kubelet, set_up_network};
 pub use node::families::{Certificate, certificate_expires, certificate_not_renewed};
+pub use node::log_links::LogLinks;
 use node::this::ThisNode;
 use node::{figures, machine, measured};
 pub use pod::sysctls::{SysctlError, Sysctls};
@@ -55,10 +56,13 @@ pub async fn run(
     config: Config,
     stop: Stop,
 ) -> Result<(), Error> {
-    for path in [&config.root_dir, &config.root_dir.join("pods"), &config.log_dir] {
+    let pods = config.root_dir.join("pods");
+    let links = config.log_links.directory();
+    for path in [config.root_dir.as_path(), &pods, &config.log_dir, links] {
         let error = |source| Error::Directory { path: path.display().to_string(), source };
         std::fs::create_dir_all(path).map_err(error)?;
     }
+    config.log_links.sweep(&config.log_dir);
     let tasks = Tasks::new("kubelet");
     let _bound = tasks.bound();
     let done = match start(client, runtime, config, &tasks).await {

@@ -11,6 +11,8 @@
 //!        ipam/<address>                 the sandbox that holds it
 //! <run>/sandboxes/<id20>/               net uts ipc user (pinned), pause.pid
 //!       containers/<id20>/              shim.json shim.sock started.json oci/ shim.log
+//!       cri.sock                        CRI for other programs; the default cluster's is
+//!                                       /run/decapod/cri.sock
 //! ```
 //!
 //! Socket addresses are limited to 108 bytes. Therefore the ids are shortened and the directory
@@ -19,6 +21,10 @@
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
+
+/// The data directory of a cluster that did not choose another.
+pub const DEFAULT_CLUSTER: &str = "/var/lib/decapod";
+const RUN: &str = "/run/decapod";
 
 #[derive(Clone, Debug)]
 pub struct Layout {
@@ -30,7 +36,17 @@ pub struct Layout {
 pub fn run_dir(data_dir: &Path) -> PathBuf {
     let full = data_dir.canonicalize().unwrap_or_else(|_| data_dir.to_owned());
     let hash = hex(&Sha256::digest(full.as_os_str().as_encoded_bytes()));
-    Path::new("/run/decapod").join(&hash[..12])
+    Path::new(RUN).join(&hash[..12])
+}
+
+/// The socket at which the runtime of the cluster with this data directory serves CRI. Clients find the
+/// default cluster's without knowing its directory.
+pub fn cri_socket(cluster: &Path) -> PathBuf {
+    let directory = match cluster == Path::new(DEFAULT_CLUSTER) {
+        true => PathBuf::from(RUN),
+        false => run_dir(&cluster.join("runtime")),
+    };
+    directory.join("cri.sock")
 }
 
 pub fn hex(bytes: &[u8]) -> String {
@@ -87,6 +103,14 @@ impl Layout {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_default_cluster_has_the_well_known_socket() {
+        let check = |cluster: &str| cri_socket(Path::new(cluster)).display().to_string();
+        assert_eq!(check("/var/lib/decapod/"), "/run/decapod/cri.sock");
+        let other = check("/srv/other");
+        assert!(other.starts_with("/run/decapod/") && other != check("/srv/second"), "{other}");
+    }
 
     #[test]
     fn socket_addresses_fit() {

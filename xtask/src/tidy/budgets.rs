@@ -20,7 +20,7 @@ const BUDGETS: &[(&str, usize)] = &[
     ("client", 4_300),
     ("control", 4_400),
     ("controllers", 21_000),
-    ("cri", 1_300),
+    ("cri", 2_600),
     ("descheduler", 1_900),
     ("dns", 4_900),
     ("encryption", 1_700),

@@ -22,7 +22,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("etcd", &["store", "transport"]),
     ("encryption", &["machinery", "store", "pki"]),
     ("api", &["release", "machinery"]),
-    ("cri", &["base"]),
+    ("cri", &["transport"]),
     ("client", &["machinery", "api", "transport"]),
     ("apiserver", &["release", "machinery", "store", "transport"]),
     ("cel", &["base"]),

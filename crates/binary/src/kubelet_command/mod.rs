@@ -60,7 +60,8 @@ pub struct Kubelet {
     /// Maximum number of pods of the node [default: 110]
     #[arg(long)]
     max_pods: Option<u32>,
-    /// Directory of pods' files and drivers' sockets [default: <data-dir>/kubelet]
+    /// Directory of pods' files and drivers' sockets [default: /var/lib/kubelet; <data-dir>/kubelet with
+    /// another --data-dir, or if another kubelet has that one]
     #[arg(long, value_name = "DIRECTORY")]
     root_dir: Option<PathBuf>,
     /// How long a machine shutdown that logind announces waits for pods to end
@@ -150,7 +151,7 @@ fn kubelet_serving(
     tasks: &Tasks,
 ) -> anyhow::Result<transport::tls::ServerTls> {
     let name = crate::node::name(node)?;
-    let root = node.kubelet_dir.clone().unwrap_or_else(|| data_dir.join("kubelet"));
+    let root = cli::node_places::NodePlaces::of(data_dir, node.kubelet_dir.as_deref())?.root;
     let mut names = vec![name.clone()];
     names.extend(addresses.iter().map(ToString::to_string));
     Pair::of_kubelet(brought, &root.join("pki"), &name, names)

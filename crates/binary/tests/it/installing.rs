@@ -85,6 +85,7 @@ fn a_server_is_installed_upgraded_and_removed() -> Result<()> {
     assert_eq!(
         machine.files()?,
         [
+            "etc/crictl.yaml",
             "etc/decapod/config.yaml",
             "etc/decapod/decapod.env",
             "etc/systemd/logind.conf.d/99-decapod.conf",

@@ -6,6 +6,7 @@
 //! ```text
 //!  program ─► /usr/local/bin/decapod          settings ─► /etc/decapod/config.yaml
 //!  unit or init script, logind's drop-in       token   ─► /etc/decapod/token
+//!  the runtime's socket ─► /etc/crictl.yaml, unless there is one
 //! ```
 //!
 //! Invariants: a file is replaced as a whole or not at all, and a running program is never written to. What the user
@@ -31,11 +32,14 @@ const CONFIG: &str = "/etc/decapod/config.yaml";
 const TOKEN: &str = "/etc/decapod/token";
 const ENVIRONMENT: &str = "/etc/decapod/decapod.env";
 const CONFIG_DIRECTORY: &str = "/etc/decapod";
+const CRICTL: &str = "/etc/crictl.yaml";
 const LOGIND: &str = "/etc/systemd/logind.conf.d/99-decapod.conf";
 /// A program here is started from where it is; one elsewhere is copied.
 const PROGRAM_DIRECTORIES: [&str; 5] =
     ["/usr/local/bin", "/usr/bin", "/usr/local/sbin", "/usr/sbin", "/opt/bin"];
 const PROGRAM: &str = "decapod";
+/// Keys of config.yaml with which crictl does not find this node's runtime at the usual place.
+const CRICTL_UNLESS: [&str; 3] = ["container-runtime-endpoint", "cri-socket", "data-dir"];
 
 /// What the machine becomes.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
@@ -145,6 +149,10 @@ impl Install {
         let text = settings::merged(old.as_deref(), &settings)
             .with_context(|| format!("cannot change {CONFIG}"))?;
         wrote.file(&root, CONFIG, &text, 0o600)?;
+        let is_usual = |key| !settings::has(&text, key);
+        if CRICTL_UNLESS.into_iter().all(is_usual) && root.read(CRICTL)?.is_none() {
+            wrote.file(&root, CRICTL, texts::CRICTL, 0o644)?;
+        }
         if root.read(ENVIRONMENT)?.is_none() {
             wrote.file(&root, ENVIRONMENT, texts::ENVIRONMENT, 0o600)?;
         }
@@ -337,6 +345,9 @@ impl Installed {
         paths.extend(self.init.links().map(str::to_owned));
         for path in &paths {
             said.extend(self.root.remove(Path::new(path))?);
+        }
+        if self.root.read(CRICTL)?.as_deref() == Some(texts::CRICTL) {
+            said.extend(self.root.remove(Path::new(CRICTL))?);
         }
         let kubectl = self.program.with_file_name("kubectl");
         if self.root.is_link_to(&kubectl, Path::new(PROGRAM)) {

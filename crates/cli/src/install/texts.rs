@@ -19,6 +19,13 @@ pub const ENVIRONMENT: &str = "\
 pub const GRACE: [(&str, &str); 2] =
     [("shutdown-grace-period", "30s"), ("shutdown-grace-period-critical-pods", "10s")];
 
+/// crictl searches for the sockets of other runtimes only.
+pub const CRICTL: &str = "\
+# Written by `decapod install`: the embedded runtime.
+runtime-endpoint: unix:///run/decapod/cri.sock
+image-endpoint: unix:///run/decapod/cri.sock
+";
+
 /// Longer than [`GRACE`], so that a longer one works without another drop-in.
 pub const LOGIND: &str = "\
 # Written by `decapod install`: a shutdown waits this long at most for pods to end (shutdown-grace-period).

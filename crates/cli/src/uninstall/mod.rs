@@ -27,6 +27,7 @@ use anyhow::{Context, Result, bail, ensure};
 use self::processes::Process;
 use crate::cluster::DEFAULT_DATA_DIR;
 use crate::install::{Installed, Root};
+use crate::node_places::NodePlaces;
 
 /// Every data directory of ours contains one of these.
 const MARKS: &[&str] =
@@ -181,21 +182,40 @@ impl Place {
         for address in leftovers::remove_addresses(&dns, had_node && owns_network).await? {
             say(format!("removed the DNS address {address}"));
         }
-        for mount in leftovers::unmount_below(&[&self.data_dir, &self.run_dir])? {
-            say(format!("unmounted {}", mount.display()));
-        }
-        let pods = self.data_dir.join("kubelet/pods");
-        let cgroups = leftovers::remove_cgroups(&pods, had_node && is_alone);
-        if cgroups > 0 {
-            say(format!("removed {cgroups} cgroups"));
-        }
-        for directory in [&self.run_dir, &self.data_dir] {
-            if remove_tree(directory)? {
-                say(format!("removed {}", directory.display()));
-            }
+        for text in self.remove_directories(had_node && is_alone)? {
+            say(text);
         }
         // Shared with other clusters, so the last one removes it.
         let _ = std::fs::remove_dir("/run/decapod");
+        Ok(said)
+    }
+
+    /// Mounts, cgroups and files. `with_shared` also removes the cgroups that all nodes share.
+    fn remove_directories(&self, with_shared: bool) -> Result<Vec<String>> {
+        let mut said = vec![];
+        let outside = NodePlaces::outside(&self.data_dir);
+        let directories: Vec<&PathBuf> =
+            [&self.run_dir, &self.data_dir].into_iter().chain(&outside).collect();
+        for mount in leftovers::unmount_below(&directories)? {
+            said.push(format!("unmounted {}", mount.display()));
+        }
+        let own = self.data_dir.join("kubelet");
+        let roots = outside.iter().chain([&own]);
+        let cgroups: usize =
+            roots.map(|root| leftovers::remove_cgroups(&root.join("pods"), with_shared)).sum();
+        if cgroups > 0 {
+            said.push(format!("removed {cgroups} cgroups"));
+        }
+        NodePlaces::remove_links(&outside)
+            .context("cannot remove the links to containers' logs")?;
+        // The next start replaces it otherwise.
+        let _ = std::fs::remove_file(runtime::layout::cri_socket(&self.data_dir));
+        // The data directory last: until then, a second run knows what belongs to it.
+        for directory in outside.iter().chain([&self.run_dir, &self.data_dir]) {
+            if remove_tree(directory)? {
+                said.push(format!("removed {}", directory.display()));
+            }
+        }
         Ok(said)
     }
 
@@ -242,11 +262,17 @@ fn check(data_dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// False if it did not exist.
+/// False if it did not exist. A mount point stays, empty: it belongs to its owner.
 fn remove_tree(directory: &Path) -> Result<bool> {
     match std::fs::remove_dir_all(directory) {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
+        Err(error)
+            if error.kind() == std::io::ErrorKind::ResourceBusy
+                && leftovers::entries(directory) == 0 =>
+        {
+            Ok(true)
+        }
         Err(error) => Err(error).with_context(|| format!("cannot remove {}", directory.display())),
     }
 }

@@ -24,13 +24,14 @@ const COMMANDS: &[&str] = &[
     "agent",
     "dns",
     "kubelet",
+    "runtime",
     "kube-proxy",
     "kube-apiserver",
     "kube-controller-manager",
     "kube-scheduler",
 ];
 /// Commands with pods, or with rules in the kernel.
-const NODE_COMMANDS: &[&str] = &["server", "agent", "kubelet", "kube-proxy"];
+const NODE_COMMANDS: &[&str] = &["server", "agent", "kubelet", "runtime", "kube-proxy"];
 /// Node processes of other distributions.
 const FOREIGN_NODES: &[&str] = &["kubelet", "kube-proxy", "k3s", "rke2", "k0s"];
 /// A server commits and drains first.

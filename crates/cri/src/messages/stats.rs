@@ -143,4 +143,39 @@ base::messages! {
         UInt64Value swap_available_bytes = 2;
         UInt64Value swap_usage_bytes = 3;
     }
+
+    message ListMetricDescriptorsResponse {
+        repeated MetricDescriptor descriptors = 1;
+    }
+
+    message MetricDescriptor {
+        string name = 1;
+        string help = 2;
+        repeated string label_keys = 3;
+    }
+
+    message ListPodSandboxMetricsResponse {
+        repeated PodSandboxMetrics pod_metrics = 1;
+    }
+
+    message PodSandboxMetrics {
+        string pod_sandbox_id = 1;
+        repeated Metric metrics = 2;
+        repeated ContainerMetrics container_metrics = 3;
+    }
+
+    message ContainerMetrics {
+        string container_id = 1;
+        repeated Metric metrics = 2;
+    }
+
+    enum MetricType { Counter = 0; Gauge = 1; }
+
+    message Metric {
+        string name = 1;
+        int64 timestamp = 2;
+        enum MetricType metric_type = 3;
+        repeated string label_values = 4;
+        UInt64Value value = 5;
+    }
 }

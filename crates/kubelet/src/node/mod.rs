@@ -6,6 +6,7 @@ pub mod families;
 pub mod figures;
 pub mod image_gc;
 pub mod local_storage;
+pub mod log_links;
 pub mod log_rotation;
 pub mod logind;
 pub mod machine;

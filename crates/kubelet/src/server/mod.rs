@@ -17,7 +17,6 @@ mod kernel_counts;
 mod logs;
 mod readings;
 mod stats;
-mod streams;
 mod summary;
 mod system_logs;
 
@@ -29,6 +28,7 @@ use std::sync::Arc;
 use base::percent;
 use base::task::Tasks;
 use bytes::Bytes;
+use cri::sessions as streams;
 use http::{HeaderMap, Method, Request, Response, StatusCode, header};
 use http_body_util::StreamBody;
 use hyper::body::Frame;
@@ -360,26 +360,10 @@ impl Server {
         let accepted =
             accepted.ok_or((StatusCode::FORBIDDEN, "no common subprotocol".to_string()))?;
         let io = transport::server_io(&mut request);
-        let (mut forwards, pump) = remote::forwards(accepted, io, ports);
+        let (forwards, pump) = remote::forwards(accepted, io, ports);
         let (runtime, tasks) = (self.0.context.runtime.clone(), self.0.tasks.clone());
-        // Closed when the client's session is over.
-        let (session, is_open) = tokio::sync::watch::channel(());
-        let pump = async move {
-            let pumped = pump.await;
-            drop(session);
-            pumped
-        };
-        self.0.tasks.spawn_contained("port-forward", async move {
-            let work = async {
-                while let Some(one) = forwards.recv().await {
-                    let mut is_open = is_open.clone();
-                    let gone = async move { while is_open.changed().await.is_ok() {} };
-                    let connection = streams::forward(runtime.clone(), sandbox.clone(), one, gone);
-                    tasks.spawn_contained("forwarded-connection", connection);
-                }
-            };
-            let _ = tokio::join!(pump, work);
-        });
+        let work = streams::forward_all(runtime, sandbox, forwards, pump, tasks);
+        self.0.tasks.spawn_contained("port-forward", work);
         Ok(response.map(|()| transport::empty()))
     }
 

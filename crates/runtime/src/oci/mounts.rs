@@ -156,6 +156,12 @@ fn kubelet_mount(mount: &cri::Mount) -> Result<Value> {
         MountPropagation::Bidirectional => "rshared",
     };
     let access = match (mount.readonly, mount.recursive_read_only) {
+        // Mounts that appear later would be writable.
+        (true, true) if mount.propagation() != MountPropagation::Private => {
+            return Err(Error::InvalidArgument(
+                "recursive_read_only requires private propagation".into(),
+            ));
+        }
         (true, true) => "rro",
         (true, false) => "ro",
         (false, true) => {
@@ -255,7 +261,10 @@ mod tests {
         use MountPropagation::*;
         check(with(Private, false, false), Some(&["rbind", "rprivate", "rw"]));
         check(with(HostToContainer, true, false), Some(&["rbind", "rslave", "ro"]));
-        check(with(Bidirectional, true, true), Some(&["rbind", "rshared", "rro"]));
+        check(with(Bidirectional, true, false), Some(&["rbind", "rshared", "ro"]));
+        check(with(Private, true, true), Some(&["rbind", "rprivate", "rro"]));
+        check(with(HostToContainer, true, true), None);
+        check(with(Bidirectional, true, true), None);
         check(with(Private, false, true), None);
     }
 

@@ -7,6 +7,7 @@ mod images;
 mod remote;
 mod restart;
 mod security;
+mod served;
 mod streams;
 mod users;
 mod volumes;

@@ -643,8 +643,12 @@ impl Worker {
             let _ = self.context.runtime.remove_container(&container.id).await;
         }
         self.context.cgroups.remove_pod(&self.uid);
-        let logs = names::log_directory(&self.context.node.config.log_dir, &self.pod);
+        let config = &self.context.node.config;
+        let logs = names::log_directory(&config.log_dir, &self.pod);
         let _ = tokio::task::spawn_blocking(move || std::fs::remove_dir_all(logs)).await;
+        for container in &observed.containers {
+            config.log_links.remove(&self.pod, &container.name, &container.id);
+        }
         Ok(())
     }
 
@@ -687,6 +691,8 @@ impl Worker {
             if *count > 2 && container.state == State::Exited {
                 let _ = self.context.runtime.remove_container(&container.id).await;
                 let _ = std::fs::remove_file(self.absolute_log(&container.log_path));
+                let links = &self.context.node.config.log_links;
+                links.remove(&self.pod, &container.name, &container.id);
             }
         }
         for old in observed.sandboxes.iter().skip(1).filter(|s| !s.ready) {

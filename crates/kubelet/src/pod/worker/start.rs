@@ -503,6 +503,7 @@ impl Worker {
             return Err(NotStarted::after_creation("RunContainerError", error.to_string()));
         }
         tell(EventType::Normal, "Started", "Container started".into());
+        context.node.config.log_links.add(&pod, &container.name, &id, &log);
         self.hooked.remove(&id);
         self.post_start(role, container, &id, place).await
     }

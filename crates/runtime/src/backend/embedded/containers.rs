@@ -592,6 +592,22 @@ impl Embedded {
         status
     }
 
+    pub(super) fn details_of(&self, entry: &ContainerEntry) -> Result<ContainerDetails> {
+        let pid = match *entry.phase.borrow() {
+            Phase::Running { pid, .. } => Some(pid).filter(|pid| *pid > 0),
+            _ => None,
+        };
+        let spec = files::read(&self.0.layout.container(&entry.id).join("config.json"))?;
+        let config = entry.locked();
+        Ok(ContainerDetails {
+            sandbox_id: entry.record.sandbox.clone(),
+            pid,
+            spec: spec.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()),
+            tty: config.tty,
+            stdin_once: config.stdin_once,
+        })
+    }
+
     pub(super) async fn update_resources(
         &self,
         id: &str,

@@ -36,7 +36,7 @@ use crate::host_ports::HostPorts;
 use crate::images::pull::Puller;
 use crate::images::store::{ImageRecord, ImageStore};
 use crate::ipam::Ipam;
-use crate::layout::{Layout, run_dir};
+use crate::layout::{self, Layout, run_dir};
 use crate::machine;
 use crate::network::NetworkState;
 use crate::program::Program;
@@ -44,7 +44,6 @@ use containers::ContainerEntry;
 use sandboxes::SandboxEntry;
 
 pub const NAME: &str = "decapod";
-const DEFAULT_CLUSTER: &str = "/var/lib/decapod";
 const EVENTS: usize = 1024;
 /// Bit of `CapEff`.
 const CAP_SYS_RESOURCE: u32 = 24;
@@ -73,7 +72,7 @@ impl Config {
     /// names for the default directory and derived names for any other.
     pub fn of_cluster(cluster: &Path) -> Self {
         let mut config = Self::new(cluster.join("runtime"));
-        if cluster != Path::new(DEFAULT_CLUSTER) {
+        if cluster != Path::new(layout::DEFAULT_CLUSTER) {
             let hash = config.run_dir.file_name().map(|name| name.to_string_lossy().into_owned());
             let hash = hash.unwrap_or_default();
             config.bridge = format!("deca{}", hash.get(..8).unwrap_or(&hash));
@@ -190,6 +189,23 @@ impl Embedded {
         self.0.table.lock().expect("no panic while the table is held")
     }
 
+    /// The verbose part of the runtime's status.
+    fn settings(&self) -> BTreeMap<String, String> {
+        let config = &self.0.config;
+        let cidrs: Vec<String> =
+            self.0.network.borrow().cidrs.iter().map(ToString::to_string).collect();
+        let settings = serde_json::json!({
+            "dataDir": config.data_dir,
+            "runDir": config.run_dir,
+            "cgroupRoot": config.cgroup_root,
+            "cgroupV2": self.0.hierarchies.is_v2(),
+            "bridge": config.bridge,
+            "mtu": config.mtu,
+            "podCIDRs": cidrs,
+        });
+        BTreeMap::from([("config".to_owned(), settings.to_string())])
+    }
+
     fn places(&self, sandbox: &str) -> crate::sandbox::Places {
         crate::sandbox::Places::of(&self.0.layout, sandbox)
     }
@@ -297,7 +313,7 @@ impl RuntimeService for Embedded {
         })
     }
 
-    async fn status(&self, _verbose: bool) -> Result<StatusResponse> {
+    async fn status(&self, verbose: bool) -> Result<StatusResponse> {
         let network = !self.0.network.borrow().cidrs.is_empty();
         let condition = |kind: &str, status, reason: &str, message: &str| RuntimeCondition {
             r#type: kind.into(),
@@ -326,7 +342,7 @@ impl RuntimeService for Embedded {
         };
         Ok(StatusResponse {
             status: Some(RuntimeStatus { conditions: vec![runtime, network] }),
-            info: BTreeMap::new(),
+            info: if verbose { self.settings() } else { BTreeMap::new() },
             runtime_handlers: vec![RuntimeHandler {
                 name: String::new(),
                 features: Some(features),
@@ -409,6 +425,10 @@ impl RuntimeService for Embedded {
 
     async fn container_status(&self, id: &str) -> Result<ContainerStatus> {
         Ok(self.status_of(&*self.container(id)?))
+    }
+
+    async fn container_details(&self, id: &str) -> Result<ContainerDetails> {
+        self.details_of(&*self.container(id)?)
     }
 
     async fn update_container_resources(

@@ -1,20 +1,23 @@
 //! exec, attach and port-forward: connects the runtime's streams to the client's.
 //!
 //! In: a session from `transport::remote`, streams from the runtime. Out: nothing; the returned
-//! futures run until either side ends. Upstream: `pkg/kubelet/server/{remotecommand,portforward}`.
+//! futures run until either side ends. The kubelet's server and the runtime's own ([`crate::server`]) use
+//! them. Upstream: `k8s.io/streaming`.
 
 use std::io;
 use std::pin::pin;
 use std::sync::Arc;
 
-use cri::{AttachStreams, ExecStreams, Runtime};
+use base::task::Tasks;
 use futures::future::{Either, select};
 use serde_json::json;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::sync::mpsc;
 use transport::channels::{ServerSession, TerminalSize};
-use transport::remote::Forward;
+use transport::remote::{Forward, Forwards};
 use transport::{LINGER, carry};
+
+use crate::{AttachStreams, ExecStreams, Runtime};
 
 /// The Status that ends an exec.
 fn exit_status(outcome: Result<i32, String>) -> Vec<u8> {
@@ -44,11 +47,11 @@ async fn copy_out(from: Option<impl AsyncRead + Unpin>, to: Option<impl AsyncWri
 
 async fn resize(
     from: Option<mpsc::Receiver<TerminalSize>>,
-    to: Option<mpsc::Sender<cri::TerminalSize>>,
+    to: Option<mpsc::Sender<crate::TerminalSize>>,
 ) {
     if let (Some(mut from), Some(to)) = (from, to) {
         while let Some(size) = from.recv().await {
-            let size = cri::TerminalSize { width: size.width, height: size.height };
+            let size = crate::TerminalSize { width: size.width, height: size.height };
             if to.send(size).await.is_err() {
                 return;
             }
@@ -57,7 +60,7 @@ async fn resize(
 }
 
 /// Connects a running command to its client, and reports its exit status.
-pub async fn exec(session: ServerSession, streams: Result<ExecStreams, cri::Error>) {
+pub async fn exec(session: ServerSession, streams: Result<ExecStreams, crate::Error>) {
     let ServerSession { stdin, stdout, stderr, resize: sizes, status } = session;
     let streams = match streams {
         Ok(streams) => streams,
@@ -111,7 +114,7 @@ impl InputEnd {
 /// Connects a container's own streams to a client.
 pub async fn attach(
     session: ServerSession,
-    streams: Result<AttachStreams, cri::Error>,
+    streams: Result<AttachStreams, crate::Error>,
     input_end: InputEnd,
 ) {
     let ServerSession { stdin, stdout, stderr, resize: sizes, status } = session;
@@ -143,9 +146,36 @@ pub async fn attach(
     let _ = status.send(exit_status(outcome));
 }
 
+/// Forwards the connections of a client's session until it ends. `pump` drives the session.
+pub async fn forward_all(
+    runtime: Arc<dyn Runtime>,
+    sandbox: String,
+    mut forwards: Forwards,
+    pump: impl Future<Output = io::Result<()>> + Send,
+    tasks: Tasks,
+) {
+    // Closed when the client's session is over.
+    let (session, is_open) = tokio::sync::watch::channel(());
+    let pump = async move {
+        let pumped = pump.await;
+        drop(session);
+        pumped
+    };
+    let work = async {
+        while let Some(one) = forwards.recv().await {
+            let mut is_open = is_open.clone();
+            let gone = async move { while is_open.changed().await.is_ok() {} };
+            let connection = forward(runtime.clone(), sandbox.clone(), one, gone);
+            tasks.spawn_contained("forwarded-connection", connection);
+        }
+    };
+    // An error is the client's: it has left.
+    let _ = tokio::join!(pump, work);
+}
+
 /// Forwards one connection, until the pod's side ends; `client_gone` resolves when the client's session
 /// is over.
-pub async fn forward(
+async fn forward(
     runtime: Arc<dyn Runtime>,
     sandbox: String,
     one: Forward,
