@@ -1,4 +1,4 @@
-//! The pod network of this node: its CIDRs, and how a sandbox is connected.
+//! The node's own pod network: its CIDRs, and how a sandbox is connected. CNI plugins replace it ([`crate::cni`]).
 
 use std::io;
 use std::net::IpAddr;
@@ -102,6 +102,23 @@ impl NetworkState {
         self.ensure_bridge(&links).await.map_err(failed)?;
         for cidr in service_cidrs {
             links.ensure_service_route(*cidr, &self.bridge).await.map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    /// Before the first pod of CNI plugins: removes the bridge, whose addresses may be those of the plugins'
+    /// bridge. Pods that the node's own network connected do not need it. The Services' addresses are routed
+    /// through the uplink.
+    pub(crate) async fn make_way(&self, service_cidrs: &[IpNet]) -> Result<(), cri::Error> {
+        let failed = |error: net::Error| {
+            cri::Error::Internal(format!("prepare the node's network: {error}"))
+        };
+        net::sysctl::prepare_node(None).await.map_err(failed)?;
+        let links = Links::open().map_err(failed)?;
+        links.remove(&self.bridge).await.map_err(failed)?;
+        let Some(uplink) = links.uplink().await.map_err(failed)? else { return Ok(()) };
+        for cidr in service_cidrs {
+            links.ensure_service_route(*cidr, &uplink.interface).await.map_err(failed)?;
         }
         Ok(())
     }
