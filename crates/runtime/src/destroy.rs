@@ -10,7 +10,7 @@ use crate::cgroups::Hierarchies;
 use crate::cni::{Cni, CniConfig};
 use crate::files;
 use crate::layout::Layout;
-use crate::network::{NetworkState, veth};
+use crate::network::{NetworkState, detour, veth};
 use crate::sandbox::{Places, tear_down};
 use crate::shim::{self, ShimConfig};
 
@@ -52,6 +52,7 @@ pub async fn destroy_all(data_dir: &Path, run_dir: &Path) -> io::Result<()> {
         {
             // The kernel removes the veth pair some time after its namespace.
             let _ = links.remove(&veth(id)).await;
+            let _ = links.remove(&detour(id)).await;
         }
     }
     for entry in list(&layout.containers()) {

@@ -16,6 +16,7 @@ use ipnet::IpNet;
 
 use super::Embedded;
 use super::sandboxes::SandboxEntry;
+use crate::bandwidth::Bandwidth;
 use crate::cni::{self, Attachment, Choice, CniError, Connected};
 use crate::host_ports;
 use crate::network::NetworkState;
@@ -69,7 +70,9 @@ impl Embedded {
         }
         let ports = !entry.config.port_mappings.is_empty();
         let netns = self.places(&entry.id).net();
-        let addresses = state.attach(&self.0.ipam, &entry.id, &netns, ports).await?;
+        let bandwidth = Bandwidth::of(&entry.config.annotations).map_err(|error| failed(&error))?;
+        let attaching = state.attach(&self.0.ipam, &entry.id, &netns, ports, bandwidth);
+        let addresses = attaching.await?;
         Ok(Connection { addresses, by_plugins: None })
     }
 
