@@ -60,7 +60,7 @@ pub(crate) enum Why {
     NoPlugins,
     #[error("error parsing configuration: missing 'type'")]
     NoType,
-    #[error("CNI version {0:?} is not supported; supported are {}", VERSIONS.join(", "))]
+    #[error("CNI version {0:?} is not supported; supported are {known}", known = VERSIONS.join(", "))]
     Version(String),
 }
 

@@ -4,8 +4,6 @@
 //! and what it says about links on the node. The JSON itself goes to the next plugin as it is.
 //! Upstream: `pkg/types/*` of libcni; `createResult` of `containerd/go-cni`; `selectPodIPs` of containerd.
 
-use std::net::IpAddr;
-
 use ipnet::IpNet;
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -106,10 +104,6 @@ impl Outcome {
         let on_node = raw.interfaces.into_iter().filter(|one| one.sandbox.is_empty());
         Ok(Self { addresses, links: on_node.map(|one| one.name).collect() })
     }
-
-    pub(super) fn ips(&self) -> Vec<IpAddr> {
-        self.addresses.iter().map(IpNet::addr).collect()
-    }
 }
 
 #[cfg(test)]
@@ -121,8 +115,8 @@ mod tests {
             parse(printed.as_bytes(), "1.0.0").and_then(|json| Outcome::of(&json, "eth0"));
         match expected {
             Ok(addresses) => {
-                let got = outcome.expect("a result").ips();
-                let got: Vec<String> = got.iter().map(ToString::to_string).collect();
+                let got = outcome.expect("a result").addresses;
+                let got: Vec<String> = got.iter().map(|net| net.addr().to_string()).collect();
                 assert_eq!(got, addresses, "{printed}");
             }
             Err(part) => {

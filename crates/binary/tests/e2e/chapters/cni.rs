@@ -104,7 +104,8 @@ fn broken(story: &Story, conf: &Path) -> Result<()> {
     let place = r#"--overrides={"spec":{"nodeName":"node1"}}"#;
     story.kubectl(&format!("run late --image=busybox:1.35 --restart=Never {place} -- true"))?;
     let what = "get events --field-selector involvedObject.name=late,reason=FailedCreatePodSandBox";
-    let expected = "plugin type=\"no-such\" failed (add): failed to find plugin \"no-such\" in path";
+    let expected =
+        "plugin type=\"no-such\" failed (add): failed to find plugin \"no-such\" in path";
     wait::until(LONG, "an event names the plugin", || {
         let events = story.kubectl(&format!("{what} -o jsonpath={{.items[*].message}}"))?;
         ensure!(events.contains(expected), "{events}");
@@ -118,7 +119,8 @@ fn broken(story: &Story, conf: &Path) -> Result<()> {
 fn deletion(story: &Story, reservations: &Path) -> Result<()> {
     story.kubectl("delete pod server client late")?;
     wait::until(LONG, "no pod's address and link is left", || {
-        let held = fs::read_dir(reservations.join("pods"))?.flatten().map(|entry| entry.file_name());
+        let held =
+            fs::read_dir(reservations.join("pods"))?.flatten().map(|entry| entry.file_name());
         let held: Vec<_> = held.filter(|name| name.to_string_lossy().starts_with("10.")).collect();
         ensure!(held.is_empty(), "{held:?}");
         let links = story.server.host().run("ip", &["-o", "link"])?;
