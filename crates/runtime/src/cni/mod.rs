@@ -149,6 +149,8 @@ pub(crate) struct Cni {
     config: CniConfig,
     /// The lock is held for a look or a change, never across await.
     loaded: Mutex<Loaded>,
+    /// The network whose plugins have said that they know its version. The lock is held briefly.
+    checked: Mutex<Option<Arc<Network>>>,
     /// Whether plugins connect new pods.
     in_use: watch::Sender<bool>,
     /// Read: an ADD or DEL runs. Written: a GC runs.
@@ -158,7 +160,13 @@ pub(crate) struct Cni {
 impl Cni {
     pub(crate) fn new(config: CniConfig) -> Self {
         let (in_use, _) = watch::channel(config.is_required);
-        let cni = Self { config, loaded: Mutex::default(), in_use, turns: RwLock::default() };
+        let cni = Self {
+            config,
+            loaded: Mutex::default(),
+            checked: Mutex::default(),
+            in_use,
+            turns: RwLock::default(),
+        };
         cni.load();
         cni
     }
@@ -238,10 +246,14 @@ impl Cni {
         }
     }
 
-    /// VERSION: each plugin is there and knows the network's version. STATUS: it can work.
-    async fn status(&self, network: &Network) -> Result<(), CniError> {
-        for plugin in &network.plugins {
-            self.check_version(plugin, &network.version).await?;
+    /// VERSION, once for a network: each plugin is there and knows the network's version. STATUS: it can work.
+    async fn status(&self, network: &Arc<Network>) -> Result<(), CniError> {
+        let checked = || self.checked.lock().expect("no panic while it is held");
+        if !checked().as_ref().is_some_and(|known| Arc::ptr_eq(known, network)) {
+            for plugin in &network.plugins {
+                self.check_version(plugin, &network.version).await?;
+            }
+            *checked() = Some(network.clone());
         }
         if !network.is_at_least("1.1.0") {
             return Ok(());

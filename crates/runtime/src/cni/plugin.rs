@@ -1,8 +1,8 @@
 //! Runs one plugin.
 //!
 //! In: a command, its environment, and the network's configuration on stdin. Out: what the plugin printed, or its
-//! error. A plugin is a program of somebody else: it has a time limit, its output has a limit, and when the time
-//! is over, its process group is killed.
+//! error. A plugin is a foreign program: its time and its output have limits, and when the time is over, its process
+//! group is killed.
 //! Upstream: `pkg/invoke` of libcni, whose texts users search for.
 
 use std::io;

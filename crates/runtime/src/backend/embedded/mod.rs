@@ -174,6 +174,7 @@ impl Embedded {
         embedded.adopt().await?;
         let following = embedded.clone().follow_cni(embedded.0.tasks.stop_signal());
         embedded.0.tasks.spawn("cni", following);
+        embedded.0.tasks.spawn("cni-check", embedded.clone().check_attachments());
         Ok(embedded)
     }
 

@@ -166,7 +166,6 @@ impl Embedded {
 
     /// Follows the directory of CNI configurations until `stop`.
     pub(super) async fn follow_cni(self, stop: Stop) {
-        self.check_attachments().await;
         let mut is_first = true;
         while let Some(directory) = self.0.cni.watched() {
             // The watch begins before the directory is read: no change is lost.
@@ -214,7 +213,7 @@ impl Embedded {
     }
 
     /// After a start: asks the plugins whether the pods' networks are as they made them.
-    async fn check_attachments(&self) {
+    pub(super) async fn check_attachments(self) {
         let all = self.networked().into_iter();
         for entry in all.filter(|entry| entry.state().by_plugins.is_some()) {
             let places = self.places(&entry.id);
