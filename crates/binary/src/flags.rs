@@ -93,6 +93,10 @@ pub struct Server {
     /// default StorageClass)
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
     pub disable: Vec<String>,
+    /// How nodes reach each other's pods: vxlan, host-gw (routes, if all nodes are in one network), or none: a CNI
+    /// plugin does, and nodes wait for its configuration [default: vxlan, until there is a CNI configuration]
+    #[arg(long, alias = "flannel-backend", value_name = "NAME", value_parser = Backend::parse)]
+    pub backend: Option<Backend>,
     /// Range of pods' addresses
     #[arg(long, value_delimiter = ',', default_value = "10.42.0.0/16")]
     pub cluster_cidr: Vec<IpNet>,
@@ -167,6 +171,40 @@ pub struct Server {
     pub feature_gates: FeatureGates,
     #[command(flatten)]
     pub node: Node,
+}
+
+/// How nodes reach each other's pods.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backend {
+    Vxlan,
+    HostGateway,
+    /// A CNI plugin's work: nodes have no pod network of their own.
+    None,
+}
+
+impl Backend {
+    pub fn parse(text: &str) -> Result<Self, String> {
+        match text {
+            "vxlan" => Ok(Self::Vxlan),
+            "host-gw" => Ok(Self::HostGateway),
+            "none" => Ok(Self::None),
+            "wireguard" | "wireguard-native" | "ipsec" => Err(format!(
+                "{text} is not supported: traffic between nodes is not encrypted; use a CNI plugin that encrypts it, \
+                 with --backend=none"
+            )),
+            _ => Err("expected vxlan, host-gw or none".into()),
+        }
+    }
+}
+
+impl std::fmt::Display for Backend {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Vxlan => "vxlan",
+            Self::HostGateway => "host-gw",
+            Self::None => "none",
+        })
+    }
 }
 
 impl Server {
@@ -377,6 +415,16 @@ pub struct ContainerRuntime {
     /// /run/decapod/cri.sock; with another --data-dir, a directory of its own below /run/decapod]
     #[arg(long, value_name = "PATH")]
     pub cri_socket: Option<PathBuf>,
+    /// Directory of CNI configuration files, for the embedded runtime: the first one by name sets up pods' networks.
+    /// Empty: never [default: /etc/cni/net.d]
+    #[arg(long, value_name = "DIRECTORY")]
+    pub cni_conf_dir: Option<PathBuf>,
+    /// Directories of the CNI plugins' programs [default: /opt/cni/bin,/usr/lib/cni]
+    #[arg(long, value_delimiter = ',', value_name = "DIRECTORY")]
+    pub cni_bin_dir: Vec<PathBuf>,
+    /// MTU of pods [default: that of the node's link, minus the overlay's headers]
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(1280..=65535))]
+    pub pod_mtu: Option<u32>,
     /// cgroupfs or systemd, for a runtime that does not report its driver
     #[arg(long, default_value = "cgroupfs", value_parser = ["cgroupfs", "systemd"])]
     pub cgroup_driver: String,
@@ -389,6 +437,18 @@ impl ContainerRuntime {
             Some(path) => Some(path.clone()).filter(|path| !path.as_os_str().is_empty()),
             None => Some(runtime::layout::cri_socket(data_dir)),
         }
+    }
+
+    /// `is_required`: the node has no network of its own.
+    pub fn cni(&self, is_required: bool) -> runtime::CniConfig {
+        let mut config = runtime::CniConfig { is_required, ..runtime::CniConfig::usual() };
+        if let Some(directory) = &self.cni_conf_dir {
+            config.conf_dir = Some(directory.clone()).filter(|path| !path.as_os_str().is_empty());
+        }
+        if !self.cni_bin_dir.is_empty() {
+            config.bin_dirs.clone_from(&self.cni_bin_dir);
+        }
+        config
     }
 
     /// `None` for the embedded runtime.

@@ -48,6 +48,9 @@ const GROUPS: &[(&str, &[&str])] = &[
         "Network",
         &[
             "cluster-cidr",
+            "backend",
+            "pod-mtu",
+            "cni-*",
             "service-cidr",
             "cluster-dns",
             "cluster-domain",

@@ -13,10 +13,11 @@ use client::Client;
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::{Pod, Taint};
 use machinery::address_range::AddressRange;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use transport::tls::ServerTls;
 
-use crate::{flags, supervise};
+use crate::flags::{self, Backend};
+use crate::supervise;
 
 const ETHERNET_MTU: u32 = 1500;
 const RUNTIME_RETRY: Duration = Duration::from_secs(1);
@@ -30,6 +31,8 @@ pub struct Node {
     pub proxy: Option<Client>,
     /// A client that may read all nodes, to route to their pods; `None`: another program creates routes.
     pub routes: Option<Client>,
+    /// None: VXLAN, unless CNI plugins connect the pods.
+    pub backend: Option<Backend>,
     pub policies: Policies,
     pub announcements: Announcements,
     /// Kubeconfig of the DNS server; `None`: no DNS on this node.
@@ -107,15 +110,15 @@ pub fn name(flags: &flags::Node) -> anyhow::Result<String> {
 pub async fn start(node: Node, flags: &flags::Node, tasks: &Tasks) -> anyhow::Result<()> {
     let links = net::Links::open().context("cannot talk to the kernel's network")?;
     links.set_loopback_up().await?;
-    let runtime = open_runtime(&node, flags, &links, tasks).await?;
+    let (runtime, connects) = open_runtime(&node, flags, &links, tasks).await?;
     start_images(&node, flags, tasks)?;
     start_cri(&node, flags, &runtime, tasks);
     let driver = cgroup_driver(&*runtime, &flags.runtime.cgroup_driver).await?;
     net::sysctl::prepare_node(None).await?;
     let gate = start_policies(&node, tasks)?;
     start_kubelet(&node, flags, runtime, driver, gate, tasks)?;
-    start_proxy(&node, flags, tasks)?;
-    start_routes(&node, tasks);
+    start_proxy(&node, flags, &connects, tasks)?;
+    start_routes(&node, &connects, tasks);
     start_announcements(&node, tasks).await?;
     if let Some(kubeconfig) = &node.dns_kubeconfig {
         for address in &node.cluster_dns {
@@ -139,7 +142,15 @@ pub async fn start(node: Node, flags: &flags::Node, tasks: &Tasks) -> anyhow::Re
 
 /// MTU of pods: that of the node minus the overhead of the overlay. The same on a single node, because
 /// other nodes may join later.
-async fn pod_mtu(links: &net::Links, addresses: &[IpAddr]) -> anyhow::Result<u32> {
+pub async fn pod_mtu(
+    links: &net::Links,
+    addresses: &[IpAddr],
+    backend: Option<Backend>,
+    wanted: Option<u32>,
+) -> anyhow::Result<u32> {
+    if let Some(mtu) = wanted {
+        return Ok(mtu);
+    }
     let mut outer = match addresses.first() {
         Some(address) => links.link_of(*address).await?,
         None => None,
@@ -150,7 +161,38 @@ async fn pod_mtu(links: &net::Links, addresses: &[IpAddr]) -> anyhow::Result<u32
         outer = links.find(&uplink.interface).await?;
     }
     let mtu = outer.filter(|link| link.name != "lo").map_or(ETHERNET_MTU, |link| link.mtu);
-    Ok(mtu - net::vxlan::OVERHEAD.min(mtu))
+    let overhead = match (backend, addresses.first()) {
+        (Some(Backend::HostGateway), _) => 0,
+        (_, Some(address)) => net::vxlan::overhead(address),
+        (_, None) => net::vxlan::OVERHEAD,
+    };
+    Ok(mtu.saturating_sub(overhead))
+}
+
+/// Whether this node connects its pods with other nodes and the world: masquerading and routes. Not if CNI
+/// plugins do.
+type Connects = watch::Receiver<bool>;
+
+/// `plugins`: whether CNI plugins connect new pods.
+fn connects(
+    backend: Option<Backend>,
+    mut plugins: watch::Receiver<bool>,
+    tasks: &Tasks,
+) -> Connects {
+    let fixed = match backend {
+        None => None,
+        Some(Backend::None) => Some(false),
+        Some(Backend::Vxlan | Backend::HostGateway) => Some(true),
+    };
+    let (told, connects) = watch::channel(fixed.unwrap_or(!*plugins.borrow()));
+    if fixed.is_none() {
+        tasks.spawn("pod network", async move {
+            while plugins.changed().await.is_ok() {
+                told.send_replace(!*plugins.borrow_and_update());
+            }
+        });
+    }
+    connects
 }
 
 async fn open_runtime(
@@ -158,7 +200,7 @@ async fn open_runtime(
     flags: &flags::Node,
     links: &net::Links,
     tasks: &Tasks,
-) -> anyhow::Result<Arc<dyn cri::Runtime>> {
+) -> anyhow::Result<(Arc<dyn cri::Runtime>, Connects)> {
     let home = runtime_dir(&node.data_dir);
     if let Some(endpoints) = flags.runtime.endpoints() {
         refuse_leftovers(&home)?;
@@ -170,30 +212,34 @@ async fn open_runtime(
         };
         endpoints.remember(&node.data_dir)?;
         route_services(links, &node.service_cidrs).await?;
-        return Ok(Arc::new(remote));
+        let connects = watch::Sender::new(node.backend != Some(Backend::None)).subscribe();
+        return Ok((Arc::new(remote), connects));
     }
     runtime::backend::remote::Endpoints::forget(&node.data_dir)?;
-    open_embedded(&node.data_dir, &node.addresses, &node.service_cidrs, links, tasks).await
+    let mtu = pod_mtu(links, &node.addresses, node.backend, flags.runtime.pod_mtu).await?;
+    let cni = flags.runtime.cni(node.backend == Some(Backend::None));
+    let runtime = open_embedded(&node.data_dir, &node.service_cidrs, mtu, cni, tasks).await?;
+    let connects = connects(node.backend, runtime.plugins_in_use(), tasks);
+    Ok((Arc::new(runtime), connects))
 }
 
 /// The embedded runtime of the cluster with this data directory.
 pub async fn open_embedded(
     data_dir: &Path,
-    addresses: &[IpAddr],
     service_cidrs: &[IpNet],
-    links: &net::Links,
+    mtu: u32,
+    cni: runtime::CniConfig,
     tasks: &Tasks,
-) -> anyhow::Result<Arc<dyn cri::Runtime>> {
+) -> anyhow::Result<runtime::Embedded> {
     let config = runtime::Config {
         registries: runtime::images::registries::places(data_dir),
         service_cidrs: service_cidrs.to_vec(),
-        mtu: pod_mtu(links, addresses).await?,
+        mtu,
+        cni,
         ..runtime::Config::new(runtime_dir(data_dir))
     };
-    let runtime = runtime::Embedded::open(config, tasks.clone())
-        .await
-        .context("cannot open the container runtime")?;
-    Ok(Arc::new(runtime))
+    let opened = runtime::Embedded::open(config, tasks.clone()).await;
+    opened.context("cannot open the container runtime")
 }
 
 /// Imports the archives of `<data-dir>/images`. CRI has no import: another runtime has a tool of its own.
@@ -364,7 +410,12 @@ fn start_kubelet(
     Ok(())
 }
 
-fn start_proxy(node: &Node, flags: &flags::Node, tasks: &Tasks) -> anyhow::Result<()> {
+fn start_proxy(
+    node: &Node,
+    flags: &flags::Node,
+    connects: &Connects,
+    tasks: &Tasks,
+) -> anyhow::Result<()> {
     let Some(client) = node.proxy.clone() else { return Ok(()) };
     let well_known = proxy::Config::default();
     let mut config = proxy::Config {
@@ -376,8 +427,13 @@ fn start_proxy(node: &Node, flags: &flags::Node, tasks: &Tasks) -> anyhow::Resul
         ..well_known
     };
     flags.proxy.apply(&mut config)?;
+    let connects = connects.clone();
     supervise::keep(tasks, "kube-proxy", move |stop| {
-        proxy::run(client.clone(), config.clone(), stop)
+        let (client, config) = (client.clone(), config.clone());
+        supervise::with_value("kube-proxy", connects.clone(), stop, move |connects, stop| {
+            let config = proxy::Config { masquerade_pods: connects, ..config.clone() };
+            proxy::run(client.clone(), config, stop)
+        })
     });
     Ok(())
 }
@@ -415,16 +471,34 @@ impl kubelet::NetworkGate for Gate {
     }
 }
 
-fn start_routes(node: &Node, tasks: &Tasks) {
+fn start_routes(node: &Node, connects: &Connects, tasks: &Tasks) {
     let Some(client) = node.routes.clone() else { return };
+    let kind = match node.backend {
+        Some(Backend::HostGateway) => proxy::routes::Kind::HostGateway,
+        _ => proxy::routes::Kind::Vxlan,
+    };
     let config = proxy::routes::RoutesConfig {
         node_name: node.name.clone(),
         cluster_cidrs: node.cluster_cidrs.clone(),
         service_cidrs: node.service_cidrs.clone(),
+        kind,
         netns: None,
     };
+    let connects = connects.clone();
     supervise::keep(tasks, "routes", move |stop| {
-        proxy::routes::follow_nodes(client.clone(), config.clone(), stop)
+        let (client, config) = (client.clone(), config.clone());
+        supervise::with_value("routes", connects.clone(), stop, move |connects, stop| {
+            let (client, config) = (client.clone(), config.clone());
+            async move {
+                if connects {
+                    return proxy::routes::follow_nodes(client, config, stop).await;
+                }
+                // A CNI plugin may use the same port.
+                proxy::routes::remove(config.netns.as_deref()).await?;
+                stop.wait().await;
+                Ok(())
+            }
+        })
     });
 }
 

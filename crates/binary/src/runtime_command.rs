@@ -5,6 +5,7 @@
 //! Invariant: a runtime that is served already is not opened a second time.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::{Context, ensure};
 use base::task::Tasks;
@@ -38,7 +39,10 @@ pub async fn run(flags: Runtime, data_dir: &Path) -> anyhow::Result<()> {
     links.set_loopback_up().await?;
     net::sysctl::prepare_node(None).await?;
     let addresses: Vec<_> = crate::node::primary_address().await.into_iter().collect();
-    let runtime = crate::node::open_embedded(data_dir, &addresses, &[], &links, &tasks).await?;
+    let mtu = crate::node::pod_mtu(&links, &addresses, None, None).await?;
+    let plugins = runtime::CniConfig::usual();
+    let runtime = crate::node::open_embedded(data_dir, &[], mtu, plugins, &tasks).await?;
+    let runtime: Arc<dyn cri::Runtime> = Arc::new(runtime);
     if let Some(cidr) = &flags.pod_cidr {
         runtime.update_runtime_config(cidr).await.context("--pod-cidr")?;
     }

@@ -385,6 +385,7 @@ async fn start_node(
         announcements: Announcements::new(flags.announced_pools(), || {
             control.client(Component::Proxy)
         }),
+        backend: flags.backend,
         name,
         addresses,
         data_dir: data_dir.to_owned(),

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use base::backoff::Backoff;
 use base::task::{Stop, Tasks};
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 
 const AGAIN_FIRST: Duration = Duration::from_secs(1);
@@ -46,6 +46,41 @@ pub fn keep<F, E>(
             }
         }
     });
+}
+
+/// One run of a component that depends on a value: when the value changes, the component is stopped and runs
+/// again.
+pub async fn with_value<T, F, E>(
+    name: &'static str,
+    mut value: watch::Receiver<T>,
+    stop: Stop,
+    run: impl Fn(T, Stop) -> F,
+) -> Result<(), E>
+where
+    T: Clone + PartialEq,
+    F: Future<Output = Result<(), E>>,
+{
+    loop {
+        let now = value.borrow_and_update().clone();
+        let group = Tasks::new(name);
+        let mut running = std::pin::pin!(run(now.clone(), group.stop_signal()));
+        let changed = async {
+            // Without a sender the value stays.
+            if value.wait_for(|new| *new != now).await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        };
+        tokio::select! {
+            done = &mut running => return done,
+            () = stop.wait() => {}
+            () = changed => {}
+        }
+        group.stop();
+        running.await?;
+        if stop.is_raised() {
+            return Ok(());
+        }
+    }
 }
 
 /// One run; returns why it failed, or `None` if it was stopped.

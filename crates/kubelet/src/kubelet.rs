@@ -303,7 +303,8 @@ pub async fn set_up_network(
     let why = match runtime.status(false).await {
         Ok(status) => match status.status.unwrap_or_default().condition(cri::NETWORK_READY) {
             Some(condition) if !condition.status => {
-                format!("{} {}", condition.reason, condition.message).trim().to_string()
+                let (kind, reason) = (cri::NETWORK_READY, &condition.reason);
+                format!("{kind}=false reason:{reason} message:{}", condition.message)
             }
             _ => String::new(),
         },

@@ -18,6 +18,7 @@ pub mod neighbours;
 pub mod netns;
 pub mod nft;
 pub mod pods;
+pub mod shaping;
 pub mod sysctl;
 pub mod vxlan;
 pub mod watch;

@@ -28,6 +28,8 @@ use crate::{netns, sysctl};
 
 /// Marks the addresses that this node announces (`IFA_PROTO`; kernels before 5.18 ignore it).
 const ANNOUNCED: AddressProtocol = AddressProtocol::Other(0xdc);
+/// Marks the routes to other nodes' pods through these nodes (`RTPROT`).
+const OF_NODES: RouteProtocol = RouteProtocol::Other(0xdc);
 /// The loopback interface has this index in every namespace.
 const LOOPBACK: u32 = 1;
 
@@ -68,6 +70,8 @@ pub struct Address {
 pub enum Via {
     /// A gateway; the kernel finds its interface.
     Gateway(IpAddr),
+    /// Through another node, which has the pods of the destination.
+    Node(IpAddr),
     /// The destination is on this link.
     Link(String),
     /// The same, by the link's index.
@@ -385,6 +389,17 @@ impl Links {
         Ok(found)
     }
 
+    /// Destinations of the routes that were made with [`Via::Node`].
+    pub async fn routes_by_nodes(&self) -> Result<Vec<IpNet>, Error> {
+        let mut found = Vec::new();
+        for v4 in [true, false] {
+            let routes = self.routes(v4).await?;
+            let ours = routes.iter().filter(|route| route.header.protocol == OF_NODES);
+            found.extend(ours.filter_map(destination));
+        }
+        Ok(found)
+    }
+
     /// The link that has this address.
     pub async fn link_of(&self, address: IpAddr) -> Result<Option<Link>, Error> {
         let held = self.addresses().await?.into_iter().find(|held| held.net.addr() == address);
@@ -407,6 +422,10 @@ impl Links {
     async fn route_message(&self, destination: IpNet, via: &Via) -> Result<RouteMessage, Error> {
         let mut message = route_to(destination);
         match via {
+            Via::Node(gateway) => {
+                message.header.protocol = OF_NODES;
+                message.attributes.push(RouteAttribute::Gateway((*gateway).into()));
+            }
             Via::Gateway(gateway) => {
                 message.attributes.push(RouteAttribute::Gateway((*gateway).into()));
             }

@@ -51,8 +51,10 @@ const ROUTE_HEADER: usize = 12;
 pub enum Change<'a> {
     /// A table of nftables, by its family's number.
     Rules { family: u8, table: &'a str },
-    /// The link of this index was removed or set down, or lost an address, a route or a neighbour.
+    /// The link of this index was removed or set down, or lost an address or a route.
     Link(u32),
+    /// The link of this index lost a neighbour.
+    Neighbour(u32),
 }
 
 /// A netlink socket that receives notifications.
@@ -201,7 +203,8 @@ fn change(kind: u16, body: &[u8]) -> Option<Change<'_>> {
         libc::RTM_DELLINK | libc::RTM_DELADDR => link,
         libc::RTM_NEWLINK => link.filter(|_| went_down(body)),
         // The kernel removes multicast neighbours by itself.
-        libc::RTM_DELNEIGH => link.filter(|_| !body.get(8..10).is_some_and(is_static)),
+        libc::RTM_DELNEIGH if body.get(8..10).is_some_and(is_static) => None,
+        libc::RTM_DELNEIGH => number(body, 4).map(Change::Neighbour),
         libc::RTM_DELROUTE => {
             let attributes = attributes(body.get(ROUTE_HEADER..)?);
             let mut links = attributes.filter(|(kind, _)| *kind == RTA_OIF);
@@ -243,9 +246,12 @@ mod tests {
 
     #[test]
     fn messages_report_losses() {
-        let check = |kind: u16, words: &[u32], expected: Option<u32>| {
+        let told = |kind: u16, words: &[u32], expected: Option<Change<'_>>| {
             let body: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
-            assert_eq!(change(kind, &body), expected.map(Change::Link), "{kind} {words:x?}");
+            assert_eq!(change(kind, &body), expected, "{kind} {words:x?}");
+        };
+        let check = |kind: u16, words: &[u32], expected: Option<u32>| {
+            told(kind, words, expected.map(Change::Link));
         };
         // Family, index, flags, mask of changed flags: the kernel's messages for a VXLAN device.
         check(libc::RTM_NEWLINK, &[0, 3, 0x1002, u32::MAX], None);
@@ -255,7 +261,7 @@ mod tests {
         check(libc::RTM_DELLINK, &[0, 3, 0x1002, u32::MAX], Some(3));
         check(libc::RTM_DELADDR, &[2, 3], Some(3));
         // Family, index, state: a permanent neighbour, and a multicast one.
-        check(libc::RTM_DELNEIGH, &[2, 3, 0x80], Some(3));
+        told(libc::RTM_DELNEIGH, &[2, 3, 0x80], Some(Change::Neighbour(3)));
         check(libc::RTM_DELNEIGH, &[10, 3, 0x40], None);
         // Three words, then the attribute with the link.
         let (length, kind) = (8u16.to_ne_bytes(), RTA_OIF.to_ne_bytes());

@@ -21,6 +21,13 @@ pub const VNI: u32 = 1;
 pub const PORT: u16 = 8472;
 /// The size of the outer Ethernet, IP, UDP and VXLAN headers (IPv4 outside).
 pub const OVERHEAD: u32 = 50;
+/// IPv6's header is longer than IPv4's.
+const OVERHEAD_V6: u32 = 70;
+
+/// The bytes of each packet that the tunnel between nodes with such addresses takes.
+pub fn overhead(outer: &IpAddr) -> u32 {
+    if outer.is_ipv4() { OVERHEAD } else { OVERHEAD_V6 }
+}
 
 #[derive(Clone, Debug)]
 pub struct Vxlan {
@@ -49,7 +56,7 @@ impl Vxlan {
     }
 
     /// Creates the device, or recreates it when its hardware address belongs to another pod
-    /// network. Its MTU is the outer link's minus [`OVERHEAD`].
+    /// network. Its MTU is the outer link's minus [`overhead`].
     pub async fn ensure(&self, links: &Links) -> Result<Link, Error> {
         let mac = mac_of(&self.pod_cidr.network());
         if let Some(old) = links.find(&self.name).await?
@@ -63,7 +70,7 @@ impl Vxlan {
             .port(self.port)
             .learning(false)
             .address(mac.to_vec())
-            .mtu(outer.mtu.saturating_sub(OVERHEAD))
+            .mtu(outer.mtu.saturating_sub(overhead(&self.local)))
             .up();
         let message = match self.local {
             IpAddr::V4(local) => message.local(local),

@@ -63,6 +63,8 @@ pub struct Config {
     pub service_cidrs: Vec<IpNet>,
     pub nodeport_addresses: NodePortAddresses,
     pub masquerade_all: bool,
+    /// Pods use the node's address outside of the cluster; false: a CNI plugin cares for that.
+    pub masquerade_pods: bool,
     /// The kernel's connection tracking.
     pub tracking: net::sysctl::Tracking,
     /// The address of `/healthz` and `/livez`; none: not served.
@@ -91,6 +93,7 @@ impl Default for Config {
             service_cidrs: Vec::new(),
             nodeport_addresses: NodePortAddresses::default(),
             masquerade_all: false,
+            masquerade_pods: true,
             tracking: net::sysctl::Tracking::default(),
             healthz_bind: Some(SocketAddr::from(([0, 0, 0, 0], 10256))),
             metrics_bind: Some(SocketAddr::from(([127, 0, 0, 1], 10249))),
@@ -299,7 +302,7 @@ impl Engine {
         Ok(Facts {
             node: config.node_name.clone(),
             zone,
-            pod_cidrs,
+            pod_cidrs: if config.masquerade_pods { pod_cidrs } else { vec![] },
             cluster_cidrs: config.cluster_cidrs.clone(),
             service_cidrs: config.service_cidrs.clone(),
             node_ports,

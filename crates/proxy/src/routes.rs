@@ -1,8 +1,8 @@
 //! Routes to the pods of other nodes.
 //!
 //! In: all nodes, from an informer. Out: one VXLAN device with a route, a neighbour and a
-//! forwarding entry per other node. VXLAN works with and without a common network of the nodes, so
-//! no second mechanism is needed. A single node has no device.
+//! forwarding entry per other node; or, if all nodes are in one network and the user says so, a route per node
+//! and no device ([`Kind::HostGateway`]). VXLAN works in any network. A single node has no device.
 //!
 //! ```text
 //!  Node n2: podCIDR 10.42.1.0/24, InternalIP 192.168.0.2
@@ -19,7 +19,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -30,6 +30,7 @@ use ipnet::IpNet;
 use k8s_openapi::api::core::v1::{Node, NodeSpec, NodeStatus};
 use machinery::ObjectMeta;
 use net::Links;
+use net::links::Via;
 use net::monitor::{Change, Monitor};
 use net::vxlan::{DEVICE, Peer, Vxlan};
 use net::watch::Watch;
@@ -44,8 +45,35 @@ pub struct RoutesConfig {
     pub cluster_cidrs: Vec<IpNet>,
     /// The CIDRs of Services, which belong to no node.
     pub service_cidrs: Vec<IpNet>,
+    pub kind: Kind,
     /// The node's network namespace; none: the process's own.
     pub netns: Option<PathBuf>,
+}
+
+/// How packets reach another node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Kind {
+    #[default]
+    Vxlan,
+    /// Through the other node's address: the nodes are in one network.
+    HostGateway,
+}
+
+/// Removes the routes and the device of earlier processes.
+pub async fn remove(netns: Option<&Path>) -> Result<(), Error> {
+    let links = match netns {
+        Some(path) => Links::open_in(path).await?,
+        None => Links::open()?,
+    };
+    clear(&links).await
+}
+
+async fn clear(links: &Links) -> Result<(), Error> {
+    links.remove(DEVICE).await?;
+    for route in links.routes_by_nodes().await? {
+        links.remove_route(route).await?;
+    }
+    Ok(())
 }
 
 /// Runs until `stop`. The routes stay.
@@ -70,7 +98,7 @@ pub async fn follow_nodes(client: Client, config: RoutesConfig, stop: Stop) -> R
     });
     let work = async {
         nodes.synced().await;
-        let mut roads = Roads::new(links);
+        let mut roads = Roads::new(links, config.kind);
         let mut retry = Backoff::new(RETRY, RETRY_CEILING);
         loop {
             let all =
@@ -251,8 +279,9 @@ impl Shares {
 /// The kernel state that this process created.
 struct Roads {
     links: Links,
-    device: Option<Vxlan>,
-    /// The device's interface index.
+    kind: Kind,
+    way: Option<Way>,
+    /// The interface of the routes: the VXLAN device, or the one of the node's address.
     index: Option<u32>,
     peers: BTreeMap<IpNet, IpAddr>,
     /// Refused nodes that are already logged, and the reason.
@@ -266,10 +295,11 @@ struct Roads {
 }
 
 impl Roads {
-    fn new(links: Links) -> Self {
+    fn new(links: Links, kind: Kind) -> Self {
         Self {
             links,
-            device: None,
+            kind,
+            way: None,
             index: None,
             peers: BTreeMap::new(),
             refused: BTreeMap::new(),
@@ -280,12 +310,18 @@ impl Roads {
     }
 
     fn is_own(&self, change: Change<'_>) -> bool {
-        self.device.is_some() && matches!(change, Change::Link(index) if self.index == Some(index))
+        let is_of = |index| self.way.is_some() && self.index == Some(index);
+        match change {
+            Change::Link(index) => is_of(index),
+            // The nodes' own network resolves its neighbours itself.
+            Change::Neighbour(index) => self.kind == Kind::Vxlan && is_of(index),
+            Change::Rules { .. } => false,
+        }
     }
 
     /// Call this after another program changed the routes: the next round sets all of them again.
     fn forget(&mut self) {
-        (self.device, self.peers) = (None, BTreeMap::new());
+        (self.way, self.peers) = (None, BTreeMap::new());
         (self.is_fresh, self.is_repair) = (true, true);
     }
 
@@ -295,23 +331,23 @@ impl Roads {
         let Some((local, pod_cidr)) = plan.own.filter(|_| !plan.peers.is_empty()) else {
             // A single node, or one that the API does not know: existing routes lead nowhere.
             let is_alone = plan.peers.is_empty();
-            if is_alone && (self.is_fresh || self.device.is_some()) {
-                self.links.remove(DEVICE).await?;
-                (self.device, self.peers, self.is_fresh) = (None, BTreeMap::new(), false);
+            if is_alone && (self.is_fresh || self.way.is_some()) {
+                clear(&self.links).await?;
+                (self.way, self.peers, self.is_fresh) = (None, BTreeMap::new(), false);
             }
             return Ok(true);
         };
-        let device = self.ensure_device(local, pod_cidr).await?;
+        let way = self.ensure_way(local, pod_cidr).await?;
         let mut failed = BTreeSet::new();
         let gone = self.peers.keys().filter(|cidr| !plan.peers.contains_key(cidr)).copied();
         for pod_cidr in gone.collect::<Vec<_>>() {
-            if !self.remove_peer(&device, pod_cidr).await {
+            if !self.remove_peer(&way, pod_cidr).await {
                 failed.insert(pod_cidr);
             }
         }
         for (pod_cidr, node) in plan.peers {
             if self.peers.get(&pod_cidr) != Some(&node)
-                && !self.add_peer(&device, Peer { node, pod_cidr }).await
+                && !self.add_peer(&way, Peer { node, pod_cidr }).await
             {
                 failed.insert(pod_cidr);
             }
@@ -335,9 +371,9 @@ impl Roads {
     }
 
     /// Returns whether the peer is gone.
-    async fn remove_peer(&mut self, device: &Vxlan, pod_cidr: IpNet) -> bool {
+    async fn remove_peer(&mut self, way: &Way, pod_cidr: IpNet) -> bool {
         let Some(&node) = self.peers.get(&pod_cidr) else { return true };
-        match device.remove_peer(&self.links, &Peer { node, pod_cidr }).await {
+        match way.remove_peer(&self.links, &Peer { node, pod_cidr }).await {
             Ok(()) => {
                 self.peers.remove(&pod_cidr);
                 tracing::info!(%node, %pod_cidr, "removed the route to a node's pods");
@@ -354,9 +390,9 @@ impl Roads {
     }
 
     /// Returns whether the peer is reachable.
-    async fn add_peer(&mut self, device: &Vxlan, peer: Peer) -> bool {
+    async fn add_peer(&mut self, way: &Way, peer: Peer) -> bool {
         let Peer { node, pod_cidr } = peer;
-        match device.ensure_peer(&self.links, &peer).await {
+        match way.ensure_peer(&self.links, &peer).await {
             Ok(()) => {
                 if !self.is_repair {
                     tracing::info!(%node, %pod_cidr, "added the route to a node's pods");
@@ -374,37 +410,79 @@ impl Roads {
         }
     }
 
-    async fn ensure_device(&mut self, local: IpAddr, pod_cidr: IpNet) -> Result<Vxlan, Error> {
-        if let Some(device) = &self.device
-            && (device.local, device.pod_cidr) == (local, pod_cidr)
+    async fn ensure_way(&mut self, local: IpAddr, pod_cidr: IpNet) -> Result<Way, Error> {
+        if let Some(way) = &self.way
+            && way.is_of(local, pod_cidr)
         {
-            return Ok(device.clone());
+            return Ok(way.clone());
         }
         let outer = match self.links.link_of(local).await? {
             Some(link) => link.name,
             // The node's address is a translated one: uses the default route's interface.
             None => self.links.uplink().await?.ok_or(Error::NoUplink(local))?.interface,
         };
-        if self.device.take().is_some() {
+        if self.way.take().is_some() || self.kind == Kind::HostGateway {
             // The settings differ, and the device's address cannot be changed: recreates the device.
             self.links.remove(DEVICE).await?;
             self.peers.clear();
         }
-        let device = Vxlan::new(DEVICE, local, &outer, pod_cidr);
-        self.index = Some(device.ensure(&self.links).await?.index);
-        self.device = Some(device.clone());
-        Ok(device)
+        let way = match self.kind {
+            Kind::HostGateway => {
+                self.index = Some(self.links.link(&outer).await?.index);
+                Way::HostGateway(local)
+            }
+            Kind::Vxlan => {
+                let device = Vxlan::new(DEVICE, local, &outer, pod_cidr);
+                self.index = Some(device.ensure(&self.links).await?.index);
+                Way::Vxlan(device)
+            }
+        };
+        self.way = Some(way.clone());
+        Ok(way)
     }
 
-    /// Removes routes over the device that an earlier process made for deleted nodes.
+    /// Removes routes that an earlier process made for deleted nodes, or in another way.
     async fn remove_strangers(&self) -> Result<(), Error> {
-        let device = self.links.link(DEVICE).await?;
-        for route in self.links.routes_by(device.index).await? {
-            if !self.peers.contains_key(&route) {
-                self.links.remove_route(route).await?;
-            }
+        let mut ours = self.links.routes_by_nodes().await?;
+        if let Some(Way::Vxlan(device)) = &self.way {
+            let device = self.links.link(&device.name).await?;
+            ours.extend(self.links.routes_by(device.index).await?);
+        }
+        for route in ours.iter().filter(|route| !self.peers.contains_key(route)) {
+            self.links.remove_route(*route).await?;
         }
         Ok(())
+    }
+}
+
+/// This node's end of the routes to peers.
+#[derive(Clone, Debug)]
+enum Way {
+    Vxlan(Vxlan),
+    /// The node's own address.
+    HostGateway(IpAddr),
+}
+
+impl Way {
+    fn is_of(&self, local: IpAddr, pod_cidr: IpNet) -> bool {
+        match self {
+            Self::Vxlan(device) => (device.local, device.pod_cidr) == (local, pod_cidr),
+            Self::HostGateway(address) => *address == local,
+        }
+    }
+
+    async fn ensure_peer(&self, links: &Links, peer: &Peer) -> Result<(), net::Error> {
+        match self {
+            Self::Vxlan(device) => device.ensure_peer(links, peer).await,
+            Self::HostGateway(_) => links.ensure_route(peer.pod_cidr, &Via::Node(peer.node)).await,
+        }
+    }
+
+    async fn remove_peer(&self, links: &Links, peer: &Peer) -> Result<(), net::Error> {
+        match self {
+            Self::Vxlan(device) => device.remove_peer(links, peer).await,
+            Self::HostGateway(_) => links.remove_route(peer.pod_cidr).await,
+        }
     }
 }
 
@@ -434,6 +512,7 @@ mod tests {
             node_name: "a".into(),
             cluster_cidrs: nets(&["10.42.0.0/16", "fd42::/48"]),
             service_cidrs: nets(&["10.43.0.0/16"]),
+            kind: Kind::Vxlan,
             netns: None,
         }
     }

@@ -7,13 +7,16 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::cgroups::Hierarchies;
+use crate::cni::{Cni, CniConfig};
 use crate::files;
 use crate::layout::Layout;
-use crate::network::{NetworkState, veth};
+use crate::network::{NetworkState, detour, veth};
 use crate::sandbox::{Places, tear_down};
 use crate::shim::{self, ShimConfig};
 
 const KILL_TIMEOUT: Duration = Duration::from_secs(20);
+/// The limit of one CNI plugin.
+const CNI_LIMIT: Duration = Duration::from_secs(20);
 
 /// Idempotent; parts may be gone already. `data_dir` and `run_dir` are the runtime's `Config`
 /// values. Both directories are removed.
@@ -32,14 +35,24 @@ pub async fn destroy_all(data_dir: &Path, run_dir: &Path) -> io::Result<()> {
         let _ = hierarchies.remove(&config.shim_cgroup);
     }
     let network = NetworkState::read(&layout)?;
+    // It finds the plugins where they were when they connected a sandbox.
+    let cni = Cni::new(CniConfig { limit: CNI_LIMIT, ..CniConfig::off() });
     for entry in list(&layout.sandboxes()) {
         let Some(id) = entry.file_name().and_then(|name| name.to_str()) else { continue };
-        tear_down(&Places::of(&layout, id))?;
+        let places = Places::of(&layout, id);
+        let (data, netns) = (places.data.as_path(), places.net());
+        let sandbox = crate::cni::Sandbox { id, data, netns: &netns };
+        // Everything else is removed all the same: the plugins may be gone.
+        if let Err(error) = cni.del(&sandbox).await {
+            tracing::warn!(sandbox = id, %error, "failed to disconnect a sandbox from its CNI network");
+        }
+        tear_down(&places)?;
         if network.is_some()
             && let Ok(links) = net::Links::open()
         {
             // The kernel removes the veth pair some time after its namespace.
             let _ = links.remove(&veth(id)).await;
+            let _ = links.remove(&detour(id)).await;
         }
     }
     for entry in list(&layout.containers()) {

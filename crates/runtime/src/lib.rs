@@ -3,6 +3,7 @@
 //! ```text
 //!  kubelet ─► cri::Runtime ─┬─ backend::embedded ─► images   content store, layers, overlay
 //!                           │                    ├─► sandbox  pinned namespaces, pod address
+//!                           │                    ├─► network  the node's own, or cni: plugins
 //!                           │                    └─► shim     one process per container
 //!                           ├─ backend::remote      containerd, CRI-O: over CRI v1
 //!                           └─ backend::fake        for the kubelet's tests
@@ -17,8 +18,10 @@
 
 mod apparmor;
 pub mod backend;
+mod bandwidth;
 mod cdi;
 mod cgroups;
+mod cni;
 mod destroy;
 mod files;
 mod host_ports;
@@ -38,5 +41,6 @@ mod users;
 pub use backend::embedded::{Config, Embedded};
 pub use backend::fake::Fake;
 pub use backend::{BACKENDS, Backend};
+pub use cni::CniConfig;
 pub use destroy::destroy_all;
 pub use images::store::ImageStore;

@@ -1,4 +1,4 @@
-//! The pod network of this node: its CIDRs, and how a sandbox is connected.
+//! The node's own pod network: its CIDRs, and how a sandbox is connected. CNI plugins replace it ([`crate::cni`]).
 
 use std::io;
 use std::net::IpAddr;
@@ -7,8 +7,10 @@ use std::path::Path;
 use ipnet::IpNet;
 use net::Links;
 use net::pods::{Bridge, PodAttachment, adopt_pod, attach_pod, detach_pod};
+use net::shaping::{self, Rates};
 use serde::{Deserialize, Serialize};
 
+use crate::bandwidth::Bandwidth;
 use crate::ipam::Ipam;
 use crate::layout::Layout;
 
@@ -38,6 +40,7 @@ impl NetworkState {
         sandbox: &str,
         netns: &Path,
         from_loopback: bool,
+        bandwidth: Bandwidth,
     ) -> Result<Vec<IpAddr>, cri::Error> {
         let failed =
             |error: net::Error| cri::Error::Internal(format!("set up the pod network: {error}"));
@@ -49,6 +52,12 @@ impl NetworkState {
         self.ensure_bridge(&links).await.map_err(failed)?;
         let pod = self.attachment(sandbox, netns, &addresses, from_loopback);
         attach_pod(&links, &pod).await.map_err(failed)?;
+        if bandwidth != Bandwidth::default() {
+            let rates = Rates { to_pod: bandwidth.ingress, from_pod: bandwidth.egress };
+            shaping::limit(&links, &pod.host_veth, &detour(sandbox), rates)
+                .await
+                .map_err(failed)?;
+        }
         Ok(addresses)
     }
 
@@ -106,11 +115,29 @@ impl NetworkState {
         Ok(())
     }
 
+    /// Before the first pod of CNI plugins: removes the bridge, whose addresses may be those of the plugins'
+    /// bridge. Pods that the node's own network connected do not need it. The Services' addresses are routed
+    /// through the uplink.
+    pub(crate) async fn make_way(&self, service_cidrs: &[IpNet]) -> Result<(), cri::Error> {
+        let failed = |error: net::Error| {
+            cri::Error::Internal(format!("prepare the node's network: {error}"))
+        };
+        net::sysctl::prepare_node(None).await.map_err(failed)?;
+        let links = Links::open().map_err(failed)?;
+        links.remove(&self.bridge).await.map_err(failed)?;
+        let Some(uplink) = links.uplink().await.map_err(failed)? else { return Ok(()) };
+        for cidr in service_cidrs {
+            links.ensure_service_route(*cidr, &uplink.interface).await.map_err(failed)?;
+        }
+        Ok(())
+    }
+
     pub(crate) async fn detach(&self, ipam: &Ipam, sandbox: &str) -> Result<(), cri::Error> {
         let failed =
             |error: net::Error| cri::Error::Internal(format!("take down the pod network: {error}"));
         let links = Links::open().map_err(failed)?;
         detach_pod(&links, &veth(sandbox)).await.map_err(failed)?;
+        shaping::remove(&links, &detour(sandbox)).await.map_err(failed)?;
         Ok(ipam.release(sandbox)?)
     }
 
@@ -122,6 +149,11 @@ impl NetworkState {
 /// The name of the veth's end on the node. Interface names have at most 15 bytes.
 pub(crate) fn veth(sandbox: &str) -> String {
     format!("veth{}", sandbox.get(..10).unwrap_or(sandbox))
+}
+
+/// The name of the device through which the limited traffic from a pod goes.
+pub(crate) fn detour(sandbox: &str) -> String {
+    format!("ifb{}", sandbox.get(..10).unwrap_or(sandbox))
 }
 
 /// An address with the prefix length of its network.

@@ -37,6 +37,9 @@ pub(crate) struct SandboxState {
     pub created_at: i64,
     pub handler: String,
     pub addresses: Vec<std::net::IpAddr>,
+    /// Set if CNI plugins connected the sandbox.
+    #[serde(default)]
+    pub by_plugins: Option<crate::cni::Connected>,
     /// The setup is complete. A sandbox that is not ready is a failed attempt.
     pub ready: bool,
     pub stopped: bool,

@@ -160,6 +160,11 @@ fn network(home: &Path) -> String {
     )
 }
 
+/// The directory of the reference CNI plugins.
+pub fn plugins() -> Result<PathBuf> {
+    Ok(programs()?.join("cni"))
+}
+
 /// `bin/` and `cni/`, downloaded once.
 fn programs() -> Result<PathBuf> {
     let home = places::cache()?.join(format!("containerd-{VERSION}"));

@@ -20,7 +20,7 @@ use transport::{ClientOptions, HttpClient, Token};
 
 use super::certificates::{self, Home, Order};
 use super::{Machine, connect};
-use crate::flags;
+use crate::flags::{self, Backend};
 use crate::process::say;
 
 const CA: &str = "ca.crt";
@@ -355,6 +355,8 @@ pub struct Settings {
     pub cluster_domain: String,
     /// Pools whose addresses nodes announce.
     pub load_balancer_pools: Vec<AddressRange>,
+    /// None: the default, which makes way for CNI plugins.
+    pub backend: Option<Backend>,
     disabled: Vec<String>,
 }
 
@@ -371,6 +373,7 @@ impl Settings {
             ("cluster-domain", flags.cluster_domain.clone()),
             ("load-balancer-pool", list(flags.announced_pools())),
             ("disable", list(&flags.disable)),
+            ("backend", flags.backend.map(|backend| backend.to_string()).unwrap_or_default()),
         ]
         .map(|(key, value)| (key.to_owned(), value))
         .into()
@@ -386,7 +389,12 @@ impl Settings {
             let parsed: Option<Vec<T>> = parts.map(|part| part.parse().ok()).collect();
             parsed.with_context(|| format!("the cluster's {key} is {text:?}"))
         }
+        let backend = match data.get("backend").map_or("", String::as_str) {
+            "" => None,
+            name => Some(Backend::parse(name).map_err(anyhow::Error::msg)?),
+        };
         Ok(Self {
+            backend,
             cluster_cidrs: list(data, "cluster-cidr")?,
             service_cidrs: list(data, "service-cidr")?,
             cluster_dns: list(data, "cluster-dns")?,

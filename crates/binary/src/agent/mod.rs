@@ -139,6 +139,7 @@ async fn start(
     crate::readiness::of_agent(reported, tasks);
     let described = Node {
         name: machine.name,
+        backend: settings.backend,
         addresses: machine.addresses,
         data_dir: data_dir.to_owned(),
         kubelet: of_kubelet,

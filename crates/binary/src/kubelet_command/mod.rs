@@ -123,6 +123,7 @@ pub async fn run(flags: Kubelet, data_dir: &Path) -> anyhow::Result<()> {
         kubelet: client,
         proxy: None,
         routes: None,
+        backend: None,
         policies: crate::node::Policies::NotOurs,
         announcements: crate::node::Announcements::NotOurs,
         dns_kubeconfig: None,

@@ -9,3 +9,4 @@ mod links;
 mod monitor;
 mod neighbours;
 mod nft;
+mod shaping;

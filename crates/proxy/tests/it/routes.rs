@@ -3,7 +3,7 @@
 use base::task::Tasks;
 use ipnet::IpNet;
 use net::vxlan::DEVICE;
-use proxy::routes::{RoutesConfig, follow_nodes};
+use proxy::routes::{Kind, RoutesConfig, follow_nodes, remove};
 use serde_json::{Value, json};
 
 use crate::api::Api;
@@ -32,6 +32,18 @@ async fn soon(lab: &Lab, expected: Option<&[&str]>) {
     testkit::wait::found(&what, is_so).await;
 }
 
+/// Waits until these routes lead through other nodes, without a device.
+async fn through_nodes(lab: &Lab, expected: &[&str]) {
+    let expected: Vec<_> = expected.iter().map(|text| net(text)).collect();
+    let is_so = async || {
+        let mut routes = lab.links.routes_by_nodes().await.expect("routes");
+        routes.sort();
+        let device = lab.links.find(DEVICE).await.expect("links");
+        (routes == expected && device.is_none()).then_some(())
+    };
+    testkit::wait::found(&format!("routes {expected:?} through nodes"), is_so).await;
+}
+
 #[tokio::test]
 async fn routes_follow_the_nodes() {
     if skipped() {
@@ -43,6 +55,7 @@ async fn routes_follow_the_nodes() {
         node_name: "here".into(),
         cluster_cidrs: vec![net("10.42.0.0/16")],
         service_cidrs: vec![net("10.43.0.0/16")],
+        kind: Kind::Vxlan,
         netns: Some(lab.node.path.clone()),
     };
     api.put("nodes", &node("here", "10.42.0.0/24", "192.168.50.1"));
@@ -81,12 +94,31 @@ async fn routes_follow_the_nodes() {
     soon(&lab, Some(&["10.42.1.0/24", "10.42.2.0/24"])).await;
     api.remove("nodes", "yonder");
     let second = Tasks::new("second");
-    let running = follow_nodes(api.client(), config, second.stop_signal());
+    let running = follow_nodes(api.client(), config.clone(), second.stop_signal());
     let story = async {
         soon(&lab, Some(&["10.42.1.0/24"])).await;
         second.stop();
     };
     let both = async { tokio::join!(running, story).0 };
     both.await.expect("a clean end");
+
+    // Without a tunnel, a process of the other kind replaces the routes; at last they are removed.
+    let third = Tasks::new("third");
+    let config = RoutesConfig { kind: Kind::HostGateway, ..config };
+    let running = follow_nodes(api.client(), config.clone(), third.stop_signal());
+    let story = async {
+        through_nodes(&lab, &["10.42.1.0/24"]).await;
+        api.put("nodes", &node("yonder", "10.42.2.0/24", "192.168.50.3"));
+        through_nodes(&lab, &["10.42.1.0/24", "10.42.2.0/24"]).await;
+        lab.links.remove_route(net("10.42.1.0/24")).await.expect("removed");
+        through_nodes(&lab, &["10.42.1.0/24", "10.42.2.0/24"]).await;
+        api.remove("nodes", "yonder");
+        through_nodes(&lab, &["10.42.1.0/24"]).await;
+        third.stop();
+    };
+    let both = async { tokio::join!(running, story).0 };
+    both.await.expect("a clean end");
+    remove(config.netns.as_deref()).await.expect("removed");
+    through_nodes(&lab, &[]).await;
     lab.tasks.stop();
 }

@@ -5,6 +5,7 @@ mod balancers;
 mod block;
 mod cis;
 mod clients;
+mod cni;
 mod commands;
 mod containerd;
 mod containers;
@@ -109,6 +110,7 @@ pub const CHAPTERS: &[Chapter] = &[
     chapter("stores: upstream's API server runs on ours", stores::upstreams_api_server),
     chapter("servers: a node follows the servers that live", servers::nodes_follow),
     chapter("containerd: another runtime runs a node", containerd::runs_a_node),
+    chapter("cni: plugins connect the pods", cni::connects_pods),
     chapter("density: many pods on one node", density::many_pods),
     chapter("nodes: a wrong token or server is refused", nodes::wrong_tokens),
     chapter("nodes: a second one joins", nodes::joins),

@@ -319,7 +319,7 @@ impl Worker {
         if why.is_empty() {
             return Ok(());
         }
-        let text = format!("network is not ready: {why}");
+        let text = format!("network is not ready: container runtime network not ready: {why}");
         self.context.events.warn(&self.pod, "NetworkNotReady", text);
         let input = self.input.clone();
         tokio::select! {

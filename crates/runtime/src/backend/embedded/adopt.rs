@@ -38,7 +38,7 @@ impl Embedded {
                 "the machine was restarted: its containers ended with it"
             );
         }
-        if !self.0.network.borrow().cidrs.is_empty() {
+        if !self.0.network.borrow().cidrs.is_empty() || !self.table().sandboxes.is_empty() {
             self.adopt_links().await;
             // Creating the next sandbox writes the host ports again.
             if let Err(error) = self.0.host_ports.replace(self.host_ports()).await {
@@ -124,7 +124,7 @@ impl Embedded {
     }
 }
 
-fn names(directory: &Path) -> std::io::Result<Vec<String>> {
+pub(super) fn names(directory: &Path) -> std::io::Result<Vec<String>> {
     let entries = std::fs::read_dir(directory)?;
     Ok(entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect())
 }

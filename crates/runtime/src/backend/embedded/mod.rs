@@ -14,6 +14,7 @@
 
 mod adopt;
 mod containers;
+mod networks;
 mod sandboxes;
 mod stats;
 mod streaming;
@@ -32,6 +33,7 @@ use tokio::sync::{broadcast, oneshot, watch};
 
 use crate::apparmor::AppArmor;
 use crate::cgroups::Hierarchies;
+use crate::cni::{Cni, CniConfig};
 use crate::host_ports::HostPorts;
 use crate::images::pull::Puller;
 use crate::images::store::{ImageRecord, ImageStore};
@@ -63,6 +65,7 @@ pub struct Config {
     pub service_cidrs: Vec<ipnet::IpNet>,
     /// The program to start as a shim.
     pub executable: PathBuf,
+    pub cni: CniConfig,
     /// Places of `registries.yaml`, in k3s' format. Each pull reads the first file that exists.
     pub registries: Vec<PathBuf>,
 }
@@ -92,6 +95,7 @@ impl Config {
             mtu: 1500,
             service_cidrs: vec![],
             executable: "/proc/self/exe".into(),
+            cni: CniConfig::off(),
             registries: vec![],
         }
     }
@@ -118,6 +122,7 @@ struct Inner {
     table: Mutex<Table>,
     network: watch::Sender<NetworkState>,
     host_ports: HostPorts,
+    cni: Cni,
     events: broadcast::Sender<ContainerEventResponse>,
     tasks: Tasks,
 }
@@ -154,6 +159,7 @@ impl Embedded {
             table: Mutex::default(),
             host_ports: HostPorts::new(&config.bridge),
             network: watch::Sender::new(network),
+            cni: Cni::new(config.cni.clone()),
             events: broadcast::Sender::new(EVENTS),
             config,
             layout,
@@ -165,7 +171,15 @@ impl Embedded {
             tracing::error!(%why, "no container can be started on this node");
         }
         embedded.adopt().await?;
+        let following = embedded.clone().follow_cni(embedded.0.tasks.stop_signal());
+        embedded.0.tasks.spawn("cni", following);
+        embedded.0.tasks.spawn("cni-check", embedded.clone().check_attachments());
         Ok(embedded)
+    }
+
+    /// Whether CNI plugins, not the node's own network, connect new pods.
+    pub fn plugins_in_use(&self) -> watch::Receiver<bool> {
+        self.0.cni.in_use()
     }
 
     pub fn images(&self) -> &ImageStore {
@@ -314,22 +328,13 @@ impl RuntimeService for Embedded {
     }
 
     async fn status(&self, verbose: bool) -> Result<StatusResponse> {
-        let network = !self.0.network.borrow().cidrs.is_empty();
         let condition = |kind: &str, status, reason: &str, message: &str| RuntimeCondition {
             r#type: kind.into(),
             status,
             reason: reason.into(),
             message: message.into(),
         };
-        let network = match network {
-            true => condition(NETWORK_READY, true, "", ""),
-            false => condition(
-                NETWORK_READY,
-                false,
-                "NetworkPluginNotReady",
-                "the node has no pod network yet: it is given with the node's podCIDR",
-            ),
-        };
+        let network = self.network_condition().await;
         // Checked again: an administrator may have loaded the module.
         let missing = self.no_overlayfs().is_some();
         let runtime = match if missing { self.look_for_overlayfs().await? } else { None } {
@@ -367,7 +372,7 @@ impl RuntimeService for Embedded {
             return Ok(());
         }
         let state = NetworkState { cidrs, ..self.0.network.borrow().clone() };
-        state.prepare(&self.0.config.service_cidrs).await?;
+        self.prepare_network(&state).await?;
         if *self.0.network.borrow() == state {
             return Ok(());
         }

@@ -6,8 +6,8 @@ use cri::*;
 use prost::Message;
 
 use super::{Embedded, blocking, now_nanos, selects};
+use crate::cni::Attachment;
 use crate::files;
-use crate::host_ports;
 use crate::layout::new_id;
 use crate::sandbox::{self, Modes, SandboxState, Settings};
 use crate::shim::Order;
@@ -84,9 +84,7 @@ impl Embedded {
             Err(error) => {
                 // Removes everything of a failed attempt: the kubelet does not know its id.
                 self.table().sandboxes.remove(&id);
-                if let Err(left) = self.unmake_sandbox(&entry).await {
-                    tracing::warn!(sandbox = id, error = %left, "failed to clean up after a failed sandbox creation");
-                }
+                self.unmake_or_keep(&entry).await;
                 Err(error)
             }
         }
@@ -94,7 +92,6 @@ impl Embedded {
 
     async fn make_sandbox(&self, entry: &Arc<SandboxEntry>) -> Result<()> {
         let places = self.places(&entry.id);
-        let modes = entry.modes();
         std::fs::create_dir_all(&places.data)?;
         std::fs::create_dir_all(&places.run)?;
         files::write_atomic(&places.data.join("config.pb"), &entry.config.encode_to_vec())?;
@@ -102,20 +99,10 @@ impl Embedded {
         let config = entry.config.clone();
         blocking(move || sandbox::set_up(&places, &config)).await??;
         self.make_namespaces(entry).await?;
-        let places = self.places(&entry.id);
-        let mut addresses = Vec::new();
-        if !modes.host_network {
-            let network = self.0.network.borrow().clone();
-            if network.cidrs.is_empty() {
-                return Err(Error::Unavailable(
-                    "network is not ready: the node has no pod CIDR yet".into(),
-                ));
-            }
-            let ports = !entry.config.port_mappings.is_empty();
-            addresses = network.attach(&self.0.ipam, &entry.id, &places.net(), ports).await?;
-        }
+        let connection = self.connect(entry).await?;
         self.save_sandbox(entry, |state| {
-            state.addresses = addresses;
+            state.addresses = connection.addresses;
+            state.by_plugins = connection.by_plugins;
             state.ready = true;
         })
     }
@@ -158,6 +145,15 @@ impl Embedded {
         Ok(())
     }
 
+    /// Removes a sandbox whose creation failed. If that fails, too (a network plugin may refuse), the kubelet
+    /// finds the sandbox, which is not ready, and removes it later.
+    async fn unmake_or_keep(&self, entry: &Arc<SandboxEntry>) {
+        if let Err(error) = self.unmake_sandbox(entry).await {
+            tracing::warn!(sandbox = entry.id, %error, "failed to clean up after a failed sandbox creation");
+            self.table().sandboxes.insert(entry.id.clone(), entry.clone());
+        }
+    }
+
     fn save_sandbox(
         &self,
         entry: &SandboxEntry,
@@ -166,47 +162,6 @@ impl Embedded {
         let state = entry.update(change);
         let path = self.0.layout.sandbox(&entry.id).join("state.json");
         Ok(files::write_json(&path, &state)?)
-    }
-
-    async fn release_network(&self, entry: &SandboxEntry) -> Result<()> {
-        if entry.modes().host_network {
-            return Ok(());
-        }
-        let network = self.0.network.borrow().clone();
-        network.detach(&self.0.ipam, &entry.id).await
-    }
-
-    /// At start: repairs the pods' links to match this version.
-    pub(super) async fn adopt_links(&self) {
-        let network = self.0.network.borrow().clone();
-        let all: Vec<_> = self.table().sandboxes.values().cloned().collect();
-        let living = all.iter().filter(|entry| self.sandbox_is_ready(entry));
-        for entry in living.filter(|entry| !entry.modes().host_network) {
-            let (net, addresses) = (self.places(&entry.id).net(), entry.state().addresses);
-            let ports = !entry.config.port_mappings.is_empty();
-            match network.adopt(&entry.id, &net, &addresses, ports).await {
-                Ok(true) => {}
-                Ok(false) => {
-                    tracing::warn!(sandbox = entry.id, "the sandbox's network link does not exist")
-                }
-                Err(error) => {
-                    tracing::warn!(sandbox = entry.id, %error, "failed to repair the sandbox's network link");
-                }
-            }
-        }
-    }
-
-    /// The host ports of all ready sandboxes.
-    pub(super) fn host_ports(&self) -> Vec<net::host_ports::HostPort> {
-        let cidrs = self.0.network.borrow().cidrs.clone();
-        let all: Vec<_> = self.table().sandboxes.values().cloned().collect();
-        let living = all.iter().filter(|entry| self.sandbox_is_ready(entry));
-        living
-            .filter(|entry| !entry.modes().host_network)
-            .flat_map(|entry| {
-                host_ports::of(&entry.config.port_mappings, &entry.state().addresses, &cidrs)
-            })
-            .collect()
     }
 
     pub(super) async fn stop_sandbox(&self, id: &str) -> Result<()> {
@@ -247,7 +202,7 @@ impl Embedded {
         Ok(())
     }
 
-    fn sandbox_is_ready(&self, entry: &SandboxEntry) -> bool {
+    pub(super) fn sandbox_is_ready(&self, entry: &SandboxEntry) -> bool {
         let state = entry.state();
         state.ready && !state.stopped && self.places(&entry.id).usable(entry.modes())
     }
@@ -317,7 +272,13 @@ impl Embedded {
                     config.unwrap_or_default(),
                     state.unwrap_or_default(),
                 ));
-                self.unmake_sandbox(&entry).await
+                if Attachment::read(&directory)?.is_some() {
+                    // Its network plugins may take their time: the kubelet removes the sandbox, which is not ready.
+                    self.table().sandboxes.insert(id.to_owned(), entry);
+                } else {
+                    self.unmake_or_keep(&entry).await;
+                }
+                Ok(())
             }
         }
     }

@@ -80,7 +80,8 @@ impl Embedded {
         let figures = Some(parent.as_str())
             .filter(|parent| !parent.trim_matches('/').is_empty())
             .and_then(|parent| self.0.hierarchies.figures(parent));
-        let network = (!entry.modes().host_network).then(|| pod_network(now, &entry.id)).flatten();
+        let network =
+            (!entry.modes().host_network).then(|| self.pod_network(now, &entry)).flatten();
         Ok(PodSandboxStats {
             attributes: Some(PodSandboxAttributes {
                 id: entry.id.clone(),
@@ -142,17 +143,30 @@ fn memory(timestamp: i64, figures: &Figures, limit: Option<u64>) -> MemoryUsage 
     }
 }
 
-/// Reads the node's end of the veth pair: bytes that the node sent are bytes that the pod received.
-fn pod_network(timestamp: i64, sandbox: &str) -> Option<NetworkUsage> {
-    let table = std::fs::read_to_string("/proc/thread-self/net/dev").ok()?;
-    let numbers = device_line(&table, &veth(sandbox))?;
+impl Embedded {
+    /// Reads the node's end of the veth pair: bytes that the node sent are bytes that the pod received. The links
+    /// of CNI plugins have any name on the node, so the pod's own end is read.
+    fn pod_network(&self, timestamp: i64, entry: &SandboxEntry) -> Option<NetworkUsage> {
+        let read = || std::fs::read_to_string("/proc/thread-self/net/dev");
+        if entry.state().by_plugins.is_some() {
+            let table = net::netns::run(&self.places(&entry.id).net(), read).ok()?.ok()?;
+            let numbers = device_line(&table, net::pods::POD_INTERFACE)?;
+            return usage(timestamp, &numbers, [0, 2, 8, 10]);
+        }
+        let numbers = device_line(&read().ok()?, &veth(&entry.id))?;
+        usage(timestamp, &numbers, [8, 10, 0, 2])
+    }
+}
+
+/// `columns`: those of the pod's received bytes and errors, sent bytes and errors.
+fn usage(timestamp: i64, numbers: &[u64], columns: [usize; 4]) -> Option<NetworkUsage> {
     let at = |index: usize| numbers.get(index).copied().map(UInt64Value::from);
     let interface = NetworkInterfaceUsage {
         name: net::pods::POD_INTERFACE.into(),
-        rx_bytes: at(8),
-        rx_errors: at(10),
-        tx_bytes: at(0),
-        tx_errors: at(2),
+        rx_bytes: at(columns[0]),
+        rx_errors: at(columns[1]),
+        tx_bytes: at(columns[2]),
+        tx_errors: at(columns[3]),
     };
     Some(NetworkUsage {
         timestamp,
