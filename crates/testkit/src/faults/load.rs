@@ -125,11 +125,6 @@ impl Load {
         Ok(Self { tasks, log, watches, link: plan.observer, run })
     }
 
-    /// Acknowledged writes so far.
-    pub fn acknowledged(&self) -> usize {
-        lock(&self.log).history.acknowledged()
-    }
-
     pub async fn stop(self) -> Result<Findings> {
         self.tasks.stop();
         // Writers end after their request; watches go on until they have seen all.
@@ -153,7 +148,8 @@ impl Load {
             let name = item["metadata"]["name"].as_str()?;
             name.starts_with(&self.run).then(|| Some((name.to_owned(), at_rest(item)?)))?
         });
-        let until = number(&list["metadata"]["resourceVersion"]).context("a list has a revision")?;
+        let until =
+            number(&list["metadata"]["resourceVersion"]).context("a list has a revision")?;
         Ok((own.collect(), until))
     }
 }
@@ -287,13 +283,7 @@ impl Own {
     }
 
     /// Sends a change until a server has processed it; returns the revision if it was acknowledged.
-    async fn change(
-        &mut self,
-        change: Change,
-        ask: Ask,
-        success: u16,
-        stop: &Stop,
-    ) -> Option<u64> {
+    async fn change(&mut self, change: Change, ask: Ask, success: u16, stop: &Stop) -> Option<u64> {
         let begun = wait::now();
         loop {
             let answer = self.link.ask(ask.clone()).await;

@@ -68,7 +68,8 @@ pub fn run(binary: &Path, names: &[&str], amount: Amount) -> Result<()> {
 }
 
 fn chosen(names: &[&str]) -> Result<Vec<&'static Scene>> {
-    if let Some(unknown) = names.iter().find(|name| SCENES.iter().all(|scene| scene.name != **name)) {
+    if let Some(unknown) = names.iter().find(|name| SCENES.iter().all(|scene| scene.name != **name))
+    {
         let all: Vec<&str> = SCENES.iter().map(|scene| scene.name).collect();
         bail!("no fault {unknown:?}; there are {}", all.join(", "));
     }

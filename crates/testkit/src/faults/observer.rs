@@ -38,8 +38,7 @@ impl Observer {
         let (seen, tasks) = (Arc::<Mutex<Seen>>::default(), Tasks::new("observer"));
         for (number, name) in LEASES.into_iter().enumerate() {
             let (seen, link) = (seen.clone(), any.clone());
-            let path =
-                format!("/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/{name}");
+            let path = format!("/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/{name}");
             tasks.spawn("lease", async move {
                 loop {
                     if let Some(holder) = holder(&link, &path).await {

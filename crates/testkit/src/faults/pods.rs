@@ -45,12 +45,8 @@ impl Pods {
     /// Makes the namespace and the pods that stay; waits until those run.
     pub async fn start(link: &Arc<Link>) -> Result<Self> {
         let directory = tempfile::Builder::new().prefix("decapod-ledger-").tempdir()?;
-        let pods = Self {
-            directory,
-            link: link.clone(),
-            made: Arc::default(),
-            tasks: Tasks::new("pods"),
-        };
+        let pods =
+            Self { directory, link: link.clone(), made: Arc::default(), tasks: Tasks::new("pods") };
         let namespace = json!({"metadata": {"name": NAMESPACE}});
         pods.post("/api/v1/namespaces", &namespace).await?;
         let labels = json!({"app": "keeper"});
@@ -76,14 +72,16 @@ impl Pods {
         let (spec, run) = (self.spec(RUNS, "Never"), run.to_lowercase());
         self.tasks.spawn("pods", async move {
             for number in 0_u32.. {
-                let pod = json!({"metadata": {"name": format!("once-{run}-{number}")}, "spec": spec});
+                let pod =
+                    json!({"metadata": {"name": format!("once-{run}-{number}")}, "spec": spec});
                 let path = format!("/api/v1/namespaces/{NAMESPACE}/pods");
                 let ask = Ask::new(Method::POST, path, pod.to_string(), REQUEST);
                 // A pod that was not acknowledged may run, too, but only once.
                 let created = link.ask(ask).await.ok().filter(|answer| answer.status == 201);
                 let created: Option<Value> =
                     created.and_then(|answer| serde_json::from_slice(&answer.body).ok());
-                if let Some(uid) = created.as_ref().and_then(|pod| pod["metadata"]["uid"].as_str()) {
+                if let Some(uid) = created.as_ref().and_then(|pod| pod["metadata"]["uid"].as_str())
+                {
                     made.lock().expect("no panic under the lock").push(uid.to_owned());
                 }
                 tokio::time::sleep(EVERY).await;
@@ -110,7 +108,9 @@ impl Pods {
         starts().into_iter().for_each(|uid| *counts.entry(uid).or_default() += 1);
         let twice = counts.into_iter().filter(|(_, count)| *count > 1);
         found.extend(twice.map(|(uid, count)| format!("the pod {uid} ran {count} times")));
-        found.extend(self.read("twice").into_iter().map(|line| format!("{line} ran beside another")));
+        found.extend(
+            self.read("twice").into_iter().map(|line| format!("{line} ran beside another")),
+        );
         (found, made.len())
     }
 
@@ -120,9 +120,7 @@ impl Pods {
     }
 
     fn spec(&self, script: &str, restarts: &str) -> Value {
-        let field = |name: &str, path: &str| {
-            json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}})
-        };
+        let field = |name: &str, path: &str| json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}});
         json!({
             "restartPolicy": restarts, "terminationGracePeriodSeconds": 1,
             "containers": [{

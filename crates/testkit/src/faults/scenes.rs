@@ -48,14 +48,32 @@ const fn scene(
 pub const SCENES: &[Scene] = &[
     scene("rolling", "all three restarted, one after the other", rolling, 2, Some(0)),
     scene("leaders-stop", "the server with both Leases stopped", leaders_stop, 2, Some(0)),
-    scene("leaders-killed", "the server with both Leases killed", leaders_killed, 5, Some(IN_FLIGHT)),
+    scene(
+        "leaders-killed",
+        "the server with both Leases killed",
+        leaders_killed,
+        5,
+        Some(IN_FLIGHT),
+    ),
     scene("etcd-killed", "etcd's leader killed", etcd_killed, 5, Some(IN_FLIGHT)),
     scene("etcd-frozen", "etcd's leader frozen for 15 s", etcd_frozen, 5, Some(IN_FLIGHT)),
-    scene("server-frozen", "a server and its etcd frozen for 15 s", server_frozen, 5, Some(IN_FLIGHT)),
+    scene(
+        "server-frozen",
+        "a server and its etcd frozen for 15 s",
+        server_frozen,
+        5,
+        Some(IN_FLIGHT),
+    ),
     scene("one-cut", "the leader's machine cut off for 15 s", one_cut, 5, Some(IN_FLIGHT)),
     scene("two-cut", "two machines cut off for 12 s", two_cut, 25, None),
     scene("deaf", "etcd's leader hears no peer for 15 s, and speaks", deaf, 5, Some(IN_FLIGHT)),
-    scene("no-etcd", "a server reaches nodes, and no other member of etcd", no_etcd, 10, Some(IN_FLIGHT)),
+    scene(
+        "no-etcd",
+        "a server reaches nodes, and no other member of etcd",
+        no_etcd,
+        10,
+        Some(IN_FLIGHT),
+    ),
     scene("no-nodes", "a server reaches etcd, and no node", no_nodes, 5, Some(IN_FLIGHT)),
     scene("stutter", "etcd's leader frozen for 200 of each 250 ms", stutter, 5, Some(IN_FLIGHT)),
     scene("full-disk", "the disk of one member full for 15 s", full_disk, 5, Some(IN_FLIGHT)),
@@ -92,7 +110,12 @@ fn holder(stage: &Stage) -> Result<usize> {
     })
 }
 
-fn taken_over(stage: &mut Stage, at: usize, limit: Duration, end: fn(&mut Stage, usize) -> Result<()>) -> Result<()> {
+fn taken_over(
+    stage: &mut Stage,
+    at: usize,
+    limit: Duration,
+    end: fn(&mut Stage, usize) -> Result<()>,
+) -> Result<()> {
     let begun = wait::now();
     let held: Vec<usize> = (0..LEASES.len())
         .filter(|lease| stage.observer.holder(*lease).as_deref() == Some(NAMES[at]))

@@ -123,8 +123,7 @@ pub fn play(
         let observer = Observer::start(any, each);
         anyhow::Ok((Load::start(planned).await?, observer))
     })?;
-    let mut stage =
-        Stage { trio, observer, notes: vec![], breaches: vec![], marks: vec![] };
+    let mut stage = Stage { trio, observer, notes: vec![], breaches: vec![], marks: vec![] };
     let played = act(&mut stage, scene);
     let Stage { trio, observer, notes, breaches, marks } = stage;
     if played.is_err() {

@@ -143,8 +143,13 @@ impl Trio {
         let mut first = server(&mut switch, binary, NAMES[0], &["--cluster-init"])?;
         first.server.start().with_context(|| first.server.log())?;
         let (url, token) = (format!("https://{}:{API}", first.address), token(&first)?);
-        let mut trio =
-            Self { nodes: vec![], servers: vec![first], switch, binary: binary.to_owned(), joins: vec![] };
+        let mut trio = Self {
+            nodes: vec![],
+            servers: vec![first],
+            switch,
+            binary: binary.to_owned(),
+            joins: vec![],
+        };
         let delay = format!("--shutdown-delay-duration={}s", DELAY.as_secs());
         let joins = ["--server", &url, "--token-file", &token];
         for (name, more) in [(NAMES[1], &[][..]), (NAMES[2], &[delay.as_str()])] {

@@ -76,12 +76,7 @@ struct Data {
 }
 
 /// Starts a watch of the objects that the selector names.
-pub fn start(
-    link: &Arc<Link>,
-    group: usize,
-    selector: &str,
-    revision: u64,
-) -> Arc<Watch> {
+pub fn start(link: &Arc<Link>, group: usize, selector: &str, revision: u64) -> Arc<Watch> {
     let state = State { revision, ..State::default() };
     // Its own group: watches outlive the writers.
     let tasks = Tasks::new("watch");
