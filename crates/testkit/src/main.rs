@@ -4,7 +4,7 @@
 //! input, makes the images, runs a program beside a cluster that can pull them), `host PROGRAM [ARGS…]`
 //! (runs a program on a new host with an address on a switch), `cluster BINARY PROGRAM [ARGS…]` (runs a
 //! program on the first node of a cluster of two, with KUBECONFIG), `fuzz BINARY SECONDS [SEED]` (sends a
-//! control plane valid and invalid requests), `faults BINARY [--rate N] [--watches N] [NAME…]` (harms a cluster of
+//! control plane valid and invalid requests), `faults BINARY [--rate N] [--watches N] [--lenient] [NAME…]` (harms a cluster of
 //! three servers under load and judges what clients saw), `throughput BINARY [--small] [PART…]` (loads a control plane
 //! and prints figures), `fleet BINARY [--no-churn] [NODES…]` (the same with simulated nodes), or
 //! `measure BINARY [RUNS] [--starts-only]`. Out: paths of archives, the program's output, findings, or
@@ -22,7 +22,7 @@ use decapod_testkit::{fuzz, images, measure, nodes, suite};
 
 const USAGE: &str = "usage: decapod-testkit images | kubeadm-images BINARY ETCD TAG ETCDTAG DIRECTORY | suite PROGRAMS MODULE NODES BINARY PROGRAM [ARGS…] \
      | host PROGRAM [ARGS…] | cluster BINARY PROGRAM [ARGS…] | fuzz BINARY SECONDS [SEED] \
-     | faults BINARY [--rate N] [--watches N] [NAME…] \
+     | faults BINARY [--rate N] [--watches N] [--lenient] [NAME…] \
      | fleet BINARY [--no-churn] [--pods-per-node N] [NODES…] | throughput BINARY [--small] [requests|lists|watches|memory|nodes…] | measure BINARY [RUNS] [--starts-only]";
 
 fn main() -> Result<()> {
@@ -81,7 +81,7 @@ fn main() -> Result<()> {
 
 /// The amount of load, and the names of faults.
 fn amount<'a>(words: &[&'a str]) -> Result<(Amount, Vec<&'a str>)> {
-    let (mut amount, mut names) = (Amount { rate: 200, watches: 200 }, Vec::new());
+    let (mut amount, mut names) = (Amount { rate: 200, watches: 200, is_lenient: false }, Vec::new());
     let mut words = words.iter();
     while let Some(word) = words.next() {
         match *word {
@@ -89,6 +89,7 @@ fn amount<'a>(words: &[&'a str]) -> Result<(Amount, Vec<&'a str>)> {
             "--watches" => {
                 amount.watches = words.next().context("--watches needs a number")?.parse()?;
             }
+            "--lenient" => amount.is_lenient = true,
             name => names.push(name),
         }
     }

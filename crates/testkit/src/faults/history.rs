@@ -59,6 +59,8 @@ pub struct History {
     pub watches: BTreeMap<usize, Vec<Vec<Event>>>,
     /// Name, revision and value of each object at the end.
     pub last: BTreeMap<String, (u64, u64)>,
+    /// The revision of that list. A write whose client gave up may happen later.
+    pub listed_at: u64,
     /// What clients themselves noticed, such as a stale read or a watch that had to list again.
     pub noticed: Vec<String>,
 }
@@ -124,6 +126,9 @@ impl History {
     fn check_last(&self, events: &[&Event], found: &mut Found) {
         let mut replayed: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
         for Event { change, revision } in events {
+            if *revision > self.listed_at {
+                break;
+            }
             match change.verb {
                 Verb::Delete => drop(replayed.remove(change.name.as_str())),
                 _ => drop(replayed.insert(&change.name, (*revision, change.value))),
@@ -212,6 +217,7 @@ mod tests {
             ],
             watches: BTreeMap::from([(0, vec![events.clone(), events])]),
             last: BTreeMap::from([("a".to_owned(), (8, 2))]),
+            listed_at: 9,
             noticed: vec![],
         }
     }
@@ -227,6 +233,16 @@ mod tests {
     fn a_sound_history_passes() {
         assert_eq!(sound().check(), Vec::<String>::new());
         assert_eq!(sound().acknowledged(), 3);
+    }
+
+    #[test]
+    fn a_write_without_an_answer_may_happen_after_the_list() {
+        let mut history = sound();
+        let late = event(Verb::Update, "a", 3, 12);
+        history.watches.values_mut().flatten().for_each(|all| all.push(late.clone()));
+        assert_eq!(history.check(), Vec::<String>::new());
+        history.listed_at = 12;
+        assert_eq!(history.check().len(), 1);
     }
 
     #[test]

@@ -131,7 +131,7 @@ impl Load {
         self.tasks.shutdown(GIVEN_UP).await;
         let mut log = std::mem::take(&mut *lock(&self.log));
         let (last, until) = wait::found("the last list", async || self.list().await.ok()).await;
-        log.history.last = last;
+        (log.history.last, log.history.listed_at) = (last, until);
         watches::drain(&self.watches, until, DRAIN).await;
         let ends = watches::finish(self.watches, &mut log.history).await;
         Ok(Findings { history: log.history, writers: log.writers, watches: ends })
@@ -212,7 +212,8 @@ impl Own {
             Some(_) if number.is_multiple_of(16) => self.read(stop).await,
             Some(_) if number.is_multiple_of(4) => self.create(number.to_string(), stop).await,
             Some(_) if number % 4 == 3 && self.made.len() > KEPT => self.delete(stop).await,
-            Some((revision, value)) => self.replace(revision, value + 1, stop).await,
+            // Each value is written once, so that an event tells which attempt it is.
+            Some((revision, _)) => self.replace(revision, number, stop).await,
         }
     }
 

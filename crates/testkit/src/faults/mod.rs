@@ -54,7 +54,11 @@ pub fn run(binary: &Path, names: &[&str], amount: Amount) -> Result<()> {
         for line in &verdict.wrong {
             println!("  WRONG {}: {line}", scene.name);
         }
-        failed += usize::from(!verdict.wrong.is_empty());
+        for line in &verdict.late {
+            println!("  LATE {}: {line}", scene.name);
+        }
+        let is_late = !verdict.late.is_empty() && !amount.is_lenient;
+        failed += usize::from(!verdict.wrong.is_empty() || is_late);
     }
     for at in 0..3 {
         let (server, etcd) = trio.memory(at)?;
