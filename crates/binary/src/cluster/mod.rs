@@ -41,6 +41,8 @@ const JOINED: &str = "joined";
 const REMOVED: &str = "removed";
 /// etcd's client URLs, this server's own first, one a line.
 const MEMBERS: &str = "etcd-members";
+/// etcd's, for clients and for its peers.
+const PORTS: [u16; 2] = [2379, 2380];
 /// In the root directory of some file systems.
 const LOST_AND_FOUND: &str = "lost+found";
 /// For the cluster to accept a new member, and for its data to arrive.
@@ -106,11 +108,11 @@ impl Own {
     }
 
     pub fn client_url(&self) -> String {
-        crate::control_plane::url(self.address, 2379)
+        crate::control_plane::url(self.address, PORTS[0])
     }
 
     pub fn peer_url(&self) -> String {
-        crate::control_plane::url(self.address, 2380)
+        crate::control_plane::url(self.address, PORTS[1])
     }
 
     fn is_member(&self) -> bool {
@@ -181,6 +183,9 @@ pub async fn prepare(
             mark_joined(&own)?;
         }
         return Ok(None);
+    }
+    if joined.is_some() || own.is_member() || flags.cluster.cluster_init {
+        member::ports_are_free(&own).await?;
     }
     let member = match joined {
         Some(joined) => join::start(flags, &own, &joined).await?,

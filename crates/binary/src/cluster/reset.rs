@@ -31,6 +31,7 @@ pub async fn reset(flags: &flags::Server, common: &flags::Common) -> anyhow::Res
     let address = crate::server::advertised(flags).await?;
     let own = Own::of(flags, &data_dir, address)?;
     refuse_beside_others(&own).await?;
+    member::ports_are_free(&own).await?;
     let member = match &flags.cluster.from_snapshot {
         None if !own.is_member() => bail!(
             "{} has no etcd member: --cluster-reset works on a server of a cluster; with --from-snapshot it needs none",
