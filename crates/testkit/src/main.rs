@@ -81,7 +81,8 @@ fn main() -> Result<()> {
 
 /// The amount of load, and the names of faults.
 fn amount<'a>(words: &[&'a str]) -> Result<(Amount, Vec<&'a str>)> {
-    let (mut amount, mut names) = (Amount { rate: 200, watches: 200, is_lenient: false }, Vec::new());
+    let (mut amount, mut names) =
+        (Amount { rate: 200, watches: 200, is_lenient: false }, Vec::new());
     let mut words = words.iter();
     while let Some(word) = words.next() {
         match *word {

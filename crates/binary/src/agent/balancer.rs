@@ -10,9 +10,10 @@
 //! stays the same. TLS is the clients': the balancer passes bytes on and holds no key.
 //!
 //! ```text
-//! well ──► leaving: /readyz says that it shuts down     no new connections; it ends its own by itself
-//!   ├────► unready: /readyz fails for another reason    no new connections; after UNREADY they are cut
-//!   └────► silent: no answer, or no connection          connections are cut at once
+//! well ──► leaving: /readyz says that it shuts down     no new connections; it ends the old ones by itself
+//!   ├────► gone:    it refuses connections              the same: its kernel ends those of a dead process
+//!   ├────► unready: /readyz fails for another reason    no new connections; after UNREADY the old ones are cut
+//!   └────► silent:  no answer in time                   the old ones are cut at once
 //! ```
 //!
 //! Invariants: a list is never replaced by an empty one, and the servers of `--server` stay in it as the
@@ -54,6 +55,8 @@ const ANSWER: Duration = Duration::from_secs(2);
 /// How long a server may answer that it is not ready before its connections are cut: longer than an election of
 /// etcd, which makes all servers unready, and which an exec or a port-forward should survive.
 const UNREADY: Duration = Duration::from_secs(3);
+/// How long a server that shuts down may be silent, because it is busy with its last requests.
+const LEAVES: Duration = Duration::from_secs(15);
 /// In the answer of a server that shuts down.
 const SHUTS_DOWN: &str = "[-]shutdown failed";
 /// More than the list of all checks.
@@ -94,11 +97,9 @@ struct Server {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Standing {
     Well,
-    Leaving,
-    Unready {
-        since: Instant,
-        is_cut: bool,
-    },
+    Leaving { since: Instant },
+    Gone,
+    Unready { since: Instant, is_cut: bool },
     Silent,
 }
 
@@ -107,6 +108,7 @@ enum Standing {
 enum Found {
     Ready,
     Leaving,
+    Gone(String),
     Unready(String),
     Silent(String),
 }
@@ -126,8 +128,16 @@ impl Server {
     fn after(&self, found: &Found, now: Instant) -> (Standing, bool) {
         match found {
             Found::Ready => (Standing::Well, false),
-            Found::Leaving => (Standing::Leaving, false),
-            Found::Silent(_) => (Standing::Silent, self.standing != Standing::Silent),
+            Found::Leaving => match self.standing {
+                Standing::Leaving { .. } => (self.standing, false),
+                _ => (Standing::Leaving { since: now }, false),
+            },
+            Found::Gone(_) => (Standing::Gone, false),
+            Found::Silent(_) => match self.standing {
+                Standing::Leaving { since } if now - since < LEAVES => (self.standing, false),
+                Standing::Silent => (Standing::Silent, false),
+                _ => (Standing::Silent, true),
+            },
             Found::Unready(_) => {
                 let (since, was_cut) = match self.standing {
                     Standing::Unready { since, is_cut } => (since, is_cut),
@@ -298,7 +308,7 @@ impl Balancer {
                     }
                     return Some((at, stream));
                 }
-                Err(error) => self.checked(&at, &Found::Silent(error.to_string())),
+                Err(error) => self.checked(&at, &undialled(&error)),
             }
         }
         None
@@ -336,8 +346,12 @@ impl Balancer {
         match found {
             Found::Ready => tracing::info!(server = at, "an API server answers again"),
             Found::Leaving => tracing::info!(server = at, "an API server stops, using another one"),
-            Found::Unready(why) | Found::Silent(why) => {
-                tracing::warn!(server = at, why, "an API server does not answer, using another one");
+            Found::Gone(why) | Found::Unready(why) | Found::Silent(why) => {
+                tracing::warn!(
+                    server = at,
+                    why,
+                    "an API server does not answer, using another one"
+                );
             }
         }
         self.changed.notify_one();
@@ -391,16 +405,26 @@ pub fn host_port(url: &str) -> anyhow::Result<String> {
 
 /// Tries all addresses of a name.
 async fn dial(at: &str) -> io::Result<TcpStream> {
+    let late = |what: &str| io::Error::new(io::ErrorKind::TimedOut, what);
     let mut last = io::Error::other("the name has no address");
     let resolved = tokio::time::timeout(CONNECT, tokio::net::lookup_host(at)).await;
-    for address in resolved.map_err(|_| io::Error::other("the name was not resolved in time"))?? {
+    for address in resolved.map_err(|_| late("the name was not resolved in time"))?? {
         match tokio::time::timeout(CONNECT, TcpStream::connect(address)).await {
             Ok(Ok(stream)) => return Ok(stream),
             Ok(Err(error)) => last = error,
-            Err(_) => last = io::Error::other("no connection in time"),
+            Err(_) => last = late("no connection in time"),
         }
     }
     Err(last)
+}
+
+/// A machine that answers has ended the connections of a dead process by itself.
+fn undialled(error: &io::Error) -> Found {
+    use io::ErrorKind::{HostUnreachable, NetworkUnreachable, TimedOut};
+    match error.kind() {
+        HostUnreachable | NetworkUnreachable | TimedOut => Found::Silent(error.to_string()),
+        _ => Found::Gone(error.to_string()),
+    }
 }
 
 /// `host:port` of the endpoints that are ready.
@@ -433,23 +457,24 @@ fn checker(at: &str, ca_pem: &str) -> anyhow::Result<HttpClient> {
 
 async fn ready(client: &HttpClient) -> Found {
     let Ok(request) = http::Request::get("/readyz").body(transport::empty()) else {
-        return Found::Silent("/readyz: no request".into());
+        return Found::Gone("/readyz: no request".into());
     };
     let asked = async {
-        let answer = client.request(request).await.map_err(|error| error.to_string())?;
+        let answer = match client.request(request).await {
+            Ok(answer) => answer,
+            Err(error) => return Found::Gone(error.to_string()),
+        };
         let status = answer.status();
         // A server that wants an identity for this lives, too.
         if !status.is_server_error() {
-            return Ok(Found::Ready);
+            return Found::Ready;
         }
         let body = Limited::new(answer.into_body(), ANSWER_BYTES).collect().await;
         let text = body.map(|body| body.to_bytes()).unwrap_or_default();
-        Ok(unready(status, &String::from_utf8_lossy(&text)))
+        unready(status, &String::from_utf8_lossy(&text))
     };
-    match tokio::time::timeout(ANSWER, asked).await {
-        Ok(found) => found.unwrap_or_else(Found::Silent),
-        Err(_) => Found::Silent(format!("/readyz: no answer within {ANSWER:?}")),
-    }
+    let late = |_| Found::Silent(format!("/readyz: no answer within {ANSWER:?}"));
+    tokio::time::timeout(ANSWER, asked).await.unwrap_or_else(late)
 }
 
 fn unready(status: http::StatusCode, text: &str) -> Found {
@@ -520,7 +545,7 @@ mod tests {
             firsts.insert(order[0].clone());
         }
         assert_eq!(firsts.len(), 3, "each is the first of some nodes");
-        state.server("b:6443").standing = Standing::Leaving;
+        state.server("b:6443").standing = Standing::Gone;
         assert!((0..50).all(|node| state.order(&format!("n{node}"))[3] == "b:6443"));
     }
 
@@ -543,9 +568,26 @@ mod tests {
         check(seconds(15), Found::Silent("frozen".into()), false, true);
         check(seconds(16), Found::Silent("frozen".into()), false, false);
         check(seconds(17), Found::Ready, true, false);
+        // One that shuts down has closed its port, and still answers the requests that it has.
         check(seconds(20), Found::Leaving, false, false);
-        check(seconds(40), Found::Leaving, false, false);
-        check(seconds(41), Found::Silent("gone".into()), false, true);
+        check(seconds(21), Found::Silent("busy".into()), false, false);
+        check(seconds(22), Found::Gone("refused".into()), false, false);
+        check(seconds(23), Found::Gone("refused".into()), false, false);
+        check(seconds(24), Found::Ready, true, false);
+        check(seconds(25), Found::Leaving, false, false);
+        check(seconds(39), Found::Leaving, false, false);
+        check(seconds(41), Found::Silent("frozen".into()), false, true);
+    }
+
+    #[tokio::test]
+    async fn a_port_without_a_listener_is_no_silence() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let at = listener.local_addr().expect("it listens").to_string();
+        drop(listener);
+        let error = dial(&at).await.expect_err("nothing listens");
+        assert!(matches!(undialled(&error), Found::Gone(_)), "{error}");
+        let late = io::Error::new(io::ErrorKind::TimedOut, "no connection in time");
+        assert!(matches!(undialled(&late), Found::Silent(_)));
     }
 
     #[test]

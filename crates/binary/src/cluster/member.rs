@@ -420,7 +420,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_predecessor_is_waited_for_and_a_stranger_is_named() {
         let address = places::own_loopback();
-        let own = Own { name: "n1".into(), address: address.into(), data_dir: "/nonexistent".into() };
+        let own =
+            Own { name: "n1".into(), address: address.into(), data_dir: "/nonexistent".into() };
         ports_are_free(&own).await.expect("nothing listens there");
         let held = tokio::net::TcpListener::bind((address, PORTS[1])).await.expect("ours");
         let begun = tokio::time::Instant::now();

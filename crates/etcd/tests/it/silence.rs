@@ -61,8 +61,8 @@ fn excludes(mut stream: TcpStream) -> std::io::Result<()> {
 async fn pair(bad_is: Bad) -> Pair {
     let (bad, good) = (places::own_loopback(), places::own_loopback());
     let at = |address: Ipv4Addr| SocketAddr::from((address, CLIENT_PORT));
-    let silent = (bad_is != Bad::Missing)
-        .then(|| TcpListener::bind(at(bad)).expect("the address is ours"));
+    let silent =
+        (bad_is != Bad::Missing).then(|| TcpListener::bind(at(bad)).expect("the address is ours"));
     if let (Bad::Stopping, Some(listener)) = (bad_is, &silent) {
         let listener = listener.try_clone().expect("a listener can be cloned");
         // It ends with the test's process.
