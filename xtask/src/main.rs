@@ -12,6 +12,7 @@ mod expected;
 mod facts;
 mod facts_internal;
 mod facts_protobuf;
+mod faults;
 mod foreign;
 mod fuzz;
 mod images;
@@ -45,6 +46,9 @@ usage: cargo xtask COMMAND
                send a new server valid and invalid requests made from its schemas
   simulate [--seed N] [--rounds N] [--scenario NAME] [--jobs N] [--twice] [--shrink] [--trace N]
                run the control plane in virtual time with faults, and check laws at each write
+  faults [--rate N] [--watches N] [NAME…]
+               harm three servers under load (as root): restarts, kills, partitions, full and slow
+               disks, wrong clocks; check that no acknowledged write is lost and no pod runs twice
   twin [--seconds N] [--seed S] [--case N --source NAME]
                send the same requests to upstream's API server and to ours, and compare
   conformance [--suite NAME] [--focus TEXT] [--sig NAME] [--list smoke|control-plane] [--parallel N]
@@ -85,6 +89,7 @@ fn main() -> ExitCode {
         "advisories" => supply::rewrite(&rest),
         "dist" => dist::run(&rest),
         "conformance" => conformance::run(&rest),
+        "faults" => faults::run(&rest),
         "fuzz" => fuzz::run(&rest),
         "simulate" => simulate::run(&rest),
         "vm" => vm::run(&rest),

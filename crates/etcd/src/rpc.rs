@@ -1,7 +1,7 @@
 //! The gRPC calls, by name.
 //!
-//! Invariants: every call ends within its [`Patience`](crate::members::Patience). A write is sent once: it
-//! goes to another member only if the first cannot have received it. A read also goes to another member
+//! Invariants: every call ends within its [`Patience`](crate::members::Patience). A write is processed once: it
+//! goes to another member only if the first cannot have received it, or says that it has not processed it. A read also goes to another member
 //! if the first is silent, and the first answer is used.
 //!
 //! Upstream: etcd's own client repeats the same calls in the same cases, but never asks two members.
@@ -54,7 +54,7 @@ pub(crate) struct Rpc {
 /// A call without an answer.
 struct Failed {
     status: Status,
-    /// The member cannot have received it.
+    /// The member cannot have received it, or says that it has not processed it.
     is_unsent: bool,
 }
 
@@ -288,7 +288,8 @@ impl Rpc {
                 Ok(answer)
             }
             Err(status) => {
-                let failed = Failed { is_unsent: fate.give_up(), status };
+                let is_unsent = fate.give_up() || is_excluded(&status);
+                let failed = Failed { is_unsent, status };
                 if failed.is_passing() {
                     let why = text(&failed.status);
                     self.members.set_aside(&member, standing, &why);
@@ -399,6 +400,21 @@ impl Failed {
     fn is_passing(&self) -> bool {
         self.is_unsent || is_passing(&self.status)
     }
+}
+
+/// Whether the member says that it has not processed the call: it stops, and its GOAWAY names a stream before the
+/// call's, or it has refused the stream. Upstream: gRPC repeats such calls by itself.
+fn is_excluded(status: &Status) -> bool {
+    let mut cause = std::error::Error::source(status);
+    while let Some(error) = cause {
+        if let Some(error) = error.downcast_ref::<h2::Error>() {
+            let reason = error.reason();
+            let stops = error.is_go_away() && reason == Some(h2::Reason::NO_ERROR);
+            return error.is_remote() && (stops || reason == Some(h2::Reason::REFUSED_STREAM));
+        }
+        cause = error.source();
+    }
+    false
 }
 
 /// The member cannot serve, or the connection broke: etcd did not answer the request.

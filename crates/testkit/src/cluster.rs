@@ -104,6 +104,11 @@ impl Server {
         self.daemon.stop(limit)
     }
 
+    /// `None` while it runs; an error if it was not started, or was killed.
+    pub fn exit_status(&mut self) -> Result<Option<ExitStatus>> {
+        self.daemon.exit_status()
+    }
+
     /// Waits for a process that something else has stopped.
     pub fn reap(&mut self, limit: Duration) -> Result<ExitStatus> {
         self.daemon.reap(limit)

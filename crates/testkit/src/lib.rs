@@ -11,6 +11,7 @@ pub mod cluster;
 pub mod containerd;
 pub mod control_plane;
 pub mod daemon;
+pub mod faults;
 pub mod fuzz;
 pub mod host;
 pub mod host_files;

@@ -4,7 +4,8 @@
 //! input, makes the images, runs a program beside a cluster that can pull them), `host PROGRAM [ARGS…]`
 //! (runs a program on a new host with an address on a switch), `cluster BINARY PROGRAM [ARGS…]` (runs a
 //! program on the first node of a cluster of two, with KUBECONFIG), `fuzz BINARY SECONDS [SEED]` (sends a
-//! control plane valid and invalid requests), `throughput BINARY [--small] [PART…]` (loads a control plane
+//! control plane valid and invalid requests), `faults BINARY [--rate N] [--watches N] [--lenient] [NAME…]` (harms a cluster of
+//! three servers under load and judges what clients saw), `throughput BINARY [--small] [PART…]` (loads a control plane
 //! and prints figures), `fleet BINARY [--no-churn] [NODES…]` (the same with simulated nodes), or
 //! `measure BINARY [RUNS] [--starts-only]`. Out: paths of archives, the program's output, findings, or
 //! markdown.
@@ -12,6 +13,7 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
+use decapod_testkit::faults::{self, Amount};
 use decapod_testkit::host::Host;
 use decapod_testkit::switch::Switch;
 use decapod_testkit::throughput::hollow::{self, Depth, Plan};
@@ -20,6 +22,7 @@ use decapod_testkit::{fuzz, images, measure, nodes, suite};
 
 const USAGE: &str = "usage: decapod-testkit images | kubeadm-images BINARY ETCD TAG ETCDTAG DIRECTORY | suite PROGRAMS MODULE NODES BINARY PROGRAM [ARGS…] \
      | host PROGRAM [ARGS…] | cluster BINARY PROGRAM [ARGS…] | fuzz BINARY SECONDS [SEED] \
+     | faults BINARY [--rate N] [--watches N] [--lenient] [NAME…] \
      | fleet BINARY [--no-churn] [--pods-per-node N] [NODES…] | throughput BINARY [--small] [requests|lists|watches|memory|nodes…] | measure BINARY [RUNS] [--starts-only]";
 
 fn main() -> Result<()> {
@@ -62,6 +65,10 @@ fn main() -> Result<()> {
             print!("{}", hollow::report(&std::path::absolute(binary)?, &plans(rest)?)?);
             Ok(())
         }
+        ["faults", binary, rest @ ..] => {
+            let (amount, names) = amount(rest)?;
+            faults::run(&std::path::absolute(binary)?, &names, amount)
+        }
         ["measure", binary, rest @ ..] => {
             let idle = !rest.contains(&"--starts-only");
             let runs = rest.iter().find(|word| !word.starts_with("--")).copied().unwrap_or("5");
@@ -70,6 +77,25 @@ fn main() -> Result<()> {
         }
         _ => anyhow::bail!(USAGE),
     }
+}
+
+/// The amount of load, and the names of faults.
+fn amount<'a>(words: &[&'a str]) -> Result<(Amount, Vec<&'a str>)> {
+    let (mut amount, mut names) =
+        (Amount { rate: 200, watches: 200, is_lenient: false }, Vec::new());
+    let mut words = words.iter();
+    while let Some(word) = words.next() {
+        match *word {
+            "--rate" => amount.rate = words.next().context("--rate needs a number")?.parse()?,
+            "--watches" => {
+                amount.watches = words.next().context("--watches needs a number")?.parse()?;
+            }
+            "--lenient" => amount.is_lenient = true,
+            name => names.push(name),
+        }
+    }
+    ensure!(amount.rate > 0 && amount.watches > 0, "there must be writes and watches");
+    Ok((amount, names))
 }
 
 /// The sizes that are named, or those of docs/performance.md.

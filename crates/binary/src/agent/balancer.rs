@@ -9,9 +9,16 @@
 //! In: the servers of `--server`, later those of the endpoints, which are kept on the disk. Out: a URL that
 //! stays the same. TLS is the clients': the balancer passes bytes on and holds no key.
 //!
+//! ```text
+//! well ──► leaving: /readyz says that it shuts down     no new connections; it ends the old ones by itself
+//!   ├────► gone:    it refuses connections              the same: its kernel ends those of a dead process
+//!   ├────► unready: /readyz fails for another reason    no new connections; after UNREADY the old ones are cut
+//!   └────► silent:  no answer in time                   the old ones are cut at once
+//! ```
+//!
 //! Invariants: a list is never replaced by an empty one, and the servers of `--server` stay in it as the
-//! last ones. Connections to a server that no longer answers are cut, so that clients go to another one. If
-//! no server is well, all are tried.
+//! last ones. Connections to a server that no longer answers are cut, so that clients go to another one; those to a
+//! server that stops are not, so that it can answer the requests that it has. If no server is well, all are tried.
 //!
 //! Each node has its own order of servers, so that nodes spread over them. Cost: a request of `/readyz`
 //! every [`CHECK`] to the server in use, and every second to one that failed. A dead process refuses
@@ -28,10 +35,12 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use base::task::Tasks;
 use client::{Client, Informers};
+use http_body_util::{BodyExt, Limited};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use machinery::selector::Selector;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
 use transport::{ClientOptions, HttpClient};
 
 use super::certificates::Home;
@@ -43,6 +52,15 @@ const CHECK: Duration = Duration::from_secs(5);
 /// Between two checks of a server that failed.
 const CHECK_FAILED: Duration = Duration::from_secs(1);
 const ANSWER: Duration = Duration::from_secs(2);
+/// How long a server may answer that it is not ready before its connections are cut: longer than an election of
+/// etcd, which makes all servers unready, and which an exec or a port-forward should survive.
+const UNREADY: Duration = Duration::from_secs(3);
+/// How long a server that shuts down may be silent, because it is busy with its last requests.
+const LEAVES: Duration = Duration::from_secs(15);
+/// In the answer of a server that shuts down.
+const SHUTS_DOWN: &str = "[-]shutdown failed";
+/// More than the list of all checks.
+const ANSWER_BYTES: usize = 64 << 10;
 /// A connection whose packets are not confirmed for this long is cut.
 const SILENCE: Duration = Duration::from_secs(2);
 /// Connections at once: those of a node's components and of pods on its network.
@@ -70,15 +88,67 @@ struct State {
 }
 
 struct Server {
-    is_well: bool,
+    standing: Standing,
     connections: usize,
     /// Raised to cut its connections.
     cut: watch::Sender<()>,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Standing {
+    Well,
+    Leaving { since: Instant },
+    Gone,
+    Unready { since: Instant, is_cut: bool },
+    Silent,
+}
+
+/// What a check found.
+#[derive(Debug, PartialEq)]
+enum Found {
+    Ready,
+    Leaving,
+    Gone(String),
+    Unready(String),
+    Silent(String),
+}
+
 impl Default for Server {
     fn default() -> Self {
-        Self { is_well: true, connections: 0, cut: watch::Sender::new(()) }
+        Self { standing: Standing::Well, connections: 0, cut: watch::Sender::new(()) }
+    }
+}
+
+impl Server {
+    fn is_well(&self) -> bool {
+        self.standing == Standing::Well
+    }
+
+    /// The standing after a check, and whether connections are to be cut. Pure.
+    fn after(&self, found: &Found, now: Instant) -> (Standing, bool) {
+        match found {
+            Found::Ready => (Standing::Well, false),
+            Found::Leaving => match self.standing {
+                Standing::Leaving { .. } => (self.standing, false),
+                _ => (Standing::Leaving { since: now }, false),
+            },
+            Found::Gone(_) => (Standing::Gone, false),
+            Found::Silent(_) => match self.standing {
+                Standing::Leaving { since } if now - since < LEAVES => (self.standing, false),
+                Standing::Silent => (Standing::Silent, false),
+                _ => (Standing::Silent, true),
+            },
+            Found::Unready(_) => {
+                let (since, was_cut) = match self.standing {
+                    Standing::Unready { since, is_cut } => (since, is_cut),
+                    // It answers again, on connections that are new.
+                    Standing::Silent => (now, true),
+                    _ => (now, false),
+                };
+                let is_due = !was_cut && now - since >= UNREADY;
+                (Standing::Unready { since, is_cut: was_cut || is_due }, is_due)
+            }
+        }
     }
 }
 
@@ -97,7 +167,7 @@ impl State {
         });
         let others = self.given.iter().filter(|at| !self.learned.contains(at)).cloned();
         let mut all: Vec<String> = learned.into_iter().chain(others).collect();
-        all.sort_by_key(|at| !self.known.get(at).is_none_or(|server| server.is_well));
+        all.sort_by_key(|at| !self.known.get(at).is_none_or(Server::is_well));
         all
     }
 }
@@ -167,7 +237,10 @@ impl Balancer {
             if is_new {
                 state.learned.clone_from(&all);
                 let State { given, learned, known } = &mut *state;
-                known.retain(|at, _| learned.contains(at) || given.contains(at));
+                // One that has left the list may still answer the requests that it has.
+                known.retain(|at, server| {
+                    server.connections > 0 || learned.contains(at) || given.contains(at)
+                });
             }
             is_new
         };
@@ -214,11 +287,13 @@ impl Balancer {
         let _ = client.set_nodelay(true);
         tokio::select! {
             _ = tokio::io::copy_bidirectional(&mut client, &mut server) => {}
-            // Also if it is no longer in the list: then its sender is dropped.
             _ = cut.changed() => {}
         }
-        if let Some(known) = self.state().known.get_mut(&at) {
-            known.connections = known.connections.saturating_sub(1);
+        let mut state = self.state();
+        let Some(known) = state.known.get_mut(&at) else { return };
+        known.connections = known.connections.saturating_sub(1);
+        if known.connections == 0 && !state.learned.contains(&at) && !state.given.contains(&at) {
+            state.known.remove(&at);
         }
     }
 
@@ -233,7 +308,7 @@ impl Balancer {
                     }
                     return Some((at, stream));
                 }
-                Err(error) => self.failed(&at, &error.to_string()),
+                Err(error) => self.checked(&at, &undialled(&error)),
             }
         }
         None
@@ -254,18 +329,31 @@ impl Balancer {
         all.first().map(|at| format!("https://{at}")).unwrap_or_default()
     }
 
-    /// Prefers other servers from now on, and cuts the connections to this one if another is well.
-    fn failed(&self, at: &str, why: &str) {
+    /// Takes a check's result: prefers other servers if it failed, and cuts the connections if that is due and
+    /// another server is well.
+    fn checked(&self, at: &str, found: &Found) {
         let mut state = self.state();
-        if !std::mem::replace(&mut state.server(at).is_well, false) {
-            return;
-        }
-        let is_well = |at: &String| state.known.get(at).is_none_or(|server| server.is_well);
-        if state.order(&self.node).iter().any(is_well) {
+        let (standing, is_due) = state.server(at).after(found, Instant::now());
+        let before = std::mem::replace(&mut state.server(at).standing, standing);
+        let is_well = |at: &String| state.known.get(at).is_none_or(Server::is_well);
+        if is_due && state.order(&self.node).iter().any(is_well) {
             state.server(at).cut.send_replace(());
         }
         drop(state);
-        tracing::warn!(server = at, why, "an API server does not answer, using another one");
+        if std::mem::discriminant(&before) == std::mem::discriminant(&standing) {
+            return;
+        }
+        match found {
+            Found::Ready => tracing::info!(server = at, "an API server answers again"),
+            Found::Leaving => tracing::info!(server = at, "an API server stops, using another one"),
+            Found::Gone(why) | Found::Unready(why) | Found::Silent(why) => {
+                tracing::warn!(
+                    server = at,
+                    why,
+                    "an API server does not answer, using another one"
+                );
+            }
+        }
         self.changed.notify_one();
     }
 
@@ -275,10 +363,10 @@ impl Balancer {
             let (due, is_any_failed) = {
                 let state = self.state();
                 let is_due =
-                    |(_, server): &(&String, &Server)| server.connections > 0 || !server.is_well;
+                    |(_, server): &(&String, &Server)| server.connections > 0 || !server.is_well();
                 let due: Vec<String> =
                     state.known.iter().filter(is_due).map(|(at, _)| at.clone()).collect();
-                (due, state.known.values().any(|server| !server.is_well))
+                (due, state.known.values().any(|server| !server.is_well()))
             };
             clients.retain(|at, _| due.contains(at));
             for at in &due {
@@ -290,26 +378,14 @@ impl Balancer {
                 let client = clients.get(at)?.clone();
                 Some(async move { (at, ready(&client).await) })
             });
-            for (at, outcome) in futures::future::join_all(checks).await {
-                match outcome {
-                    Ok(()) => self.well(at),
-                    Err(why) => self.failed(at, &why),
-                }
+            for (at, found) in futures::future::join_all(checks).await {
+                self.checked(at, &found);
             }
             let pause = if is_any_failed { CHECK_FAILED } else { CHECK };
             tokio::time::sleep(CHECK_FAILED).await;
             // Until the time is over, or the list is another.
             let rest = pause.saturating_sub(CHECK_FAILED);
             let _ = tokio::time::timeout(rest, self.changed.notified()).await;
-        }
-    }
-
-    fn well(&self, at: &str) {
-        let mut state = self.state();
-        let server = state.server(at);
-        if !std::mem::replace(&mut server.is_well, true) {
-            drop(state);
-            tracing::info!(server = at, "an API server answers again");
         }
     }
 }
@@ -329,16 +405,26 @@ pub fn host_port(url: &str) -> anyhow::Result<String> {
 
 /// Tries all addresses of a name.
 async fn dial(at: &str) -> io::Result<TcpStream> {
+    let late = |what: &str| io::Error::new(io::ErrorKind::TimedOut, what);
     let mut last = io::Error::other("the name has no address");
     let resolved = tokio::time::timeout(CONNECT, tokio::net::lookup_host(at)).await;
-    for address in resolved.map_err(|_| io::Error::other("the name was not resolved in time"))?? {
+    for address in resolved.map_err(|_| late("the name was not resolved in time"))?? {
         match tokio::time::timeout(CONNECT, TcpStream::connect(address)).await {
             Ok(Ok(stream)) => return Ok(stream),
             Ok(Err(error)) => last = error,
-            Err(_) => last = io::Error::other("no connection in time"),
+            Err(_) => last = late("no connection in time"),
         }
     }
     Err(last)
+}
+
+/// A machine that answers has ended the connections of a dead process by itself.
+fn undialled(error: &io::Error) -> Found {
+    use io::ErrorKind::{HostUnreachable, NetworkUnreachable, TimedOut};
+    match error.kind() {
+        HostUnreachable | NetworkUnreachable | TimedOut => Found::Silent(error.to_string()),
+        _ => Found::Gone(error.to_string()),
+    }
 }
 
 /// `host:port` of the endpoints that are ready.
@@ -369,17 +455,32 @@ fn checker(at: &str, ca_pem: &str) -> anyhow::Result<HttpClient> {
     Ok(HttpClient::new(&options)?)
 }
 
-async fn ready(client: &HttpClient) -> Result<(), String> {
-    let request = http::Request::get("/readyz").body(transport::empty());
-    let request = request.map_err(|error| error.to_string())?;
-    match tokio::time::timeout(ANSWER, client.request(request)).await {
+async fn ready(client: &HttpClient) -> Found {
+    let Ok(request) = http::Request::get("/readyz").body(transport::empty()) else {
+        return Found::Gone("/readyz: no request".into());
+    };
+    let asked = async {
+        let answer = match client.request(request).await {
+            Ok(answer) => answer,
+            Err(error) => return Found::Gone(error.to_string()),
+        };
+        let status = answer.status();
         // A server that wants an identity for this lives, too.
-        Ok(Ok(answer)) if answer.status().is_server_error() => {
-            Err(format!("/readyz: {}", answer.status()))
+        if !status.is_server_error() {
+            return Found::Ready;
         }
-        Ok(Ok(_)) => Ok(()),
-        Ok(Err(error)) => Err(error.to_string()),
-        Err(_) => Err(format!("/readyz: no answer within {ANSWER:?}")),
+        let body = Limited::new(answer.into_body(), ANSWER_BYTES).collect().await;
+        let text = body.map(|body| body.to_bytes()).unwrap_or_default();
+        unready(status, &String::from_utf8_lossy(&text))
+    };
+    let late = |_| Found::Silent(format!("/readyz: no answer within {ANSWER:?}"));
+    tokio::time::timeout(ANSWER, asked).await.unwrap_or_else(late)
+}
+
+fn unready(status: http::StatusCode, text: &str) -> Found {
+    match text.lines().any(|line| line.starts_with(SHUTS_DOWN)) {
+        true => Found::Leaving,
+        false => Found::Unready(format!("/readyz: {status}")),
     }
 }
 
@@ -444,8 +545,58 @@ mod tests {
             firsts.insert(order[0].clone());
         }
         assert_eq!(firsts.len(), 3, "each is the first of some nodes");
-        state.server("b:6443").is_well = false;
+        state.server("b:6443").standing = Standing::Gone;
         assert!((0..50).all(|node| state.order(&format!("n{node}"))[3] == "b:6443"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_election_cuts_no_connection_and_a_long_failure_does() {
+        let unready = || Found::Unready("etcd".into());
+        let mut server = Server::default();
+        let mut check = |after: Duration, found: Found, is_well: bool, cuts: bool| {
+            let (standing, is_due) = server.after(&found, Instant::now() + after);
+            server.standing = standing;
+            assert_eq!((server.is_well(), is_due), (is_well, cuts), "{found:?} after {after:?}");
+        };
+        let seconds = Duration::from_secs;
+        check(seconds(0), unready(), false, false);
+        check(seconds(2), unready(), false, false);
+        check(seconds(4), Found::Ready, true, false);
+        check(seconds(8), unready(), false, false);
+        check(seconds(13), unready(), false, true);
+        check(seconds(14), unready(), false, false);
+        check(seconds(15), Found::Silent("frozen".into()), false, true);
+        check(seconds(16), Found::Silent("frozen".into()), false, false);
+        check(seconds(17), Found::Ready, true, false);
+        // One that shuts down has closed its port, and still answers the requests that it has.
+        check(seconds(20), Found::Leaving, false, false);
+        check(seconds(21), Found::Silent("busy".into()), false, false);
+        check(seconds(22), Found::Gone("refused".into()), false, false);
+        check(seconds(23), Found::Gone("refused".into()), false, false);
+        check(seconds(24), Found::Ready, true, false);
+        check(seconds(25), Found::Leaving, false, false);
+        check(seconds(39), Found::Leaving, false, false);
+        check(seconds(41), Found::Silent("frozen".into()), false, true);
+    }
+
+    #[tokio::test]
+    async fn a_port_without_a_listener_is_no_silence() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let at = listener.local_addr().expect("it listens").to_string();
+        drop(listener);
+        let error = dial(&at).await.expect_err("nothing listens");
+        assert!(matches!(undialled(&error), Found::Gone(_)), "{error}");
+        let late = io::Error::new(io::ErrorKind::TimedOut, "no connection in time");
+        assert!(matches!(undialled(&late), Found::Silent(_)));
+    }
+
+    #[test]
+    fn a_server_that_shuts_down_says_so() {
+        let status = http::StatusCode::INTERNAL_SERVER_ERROR;
+        let text = "[+]ping ok\n[-]shutdown failed: reason withheld\nreadyz check failed\n";
+        assert_eq!(unready(status, text), Found::Leaving);
+        let text = "[+]ping ok\n[-]etcd failed: reason withheld\n[+]shutdown ok\n";
+        assert!(matches!(unready(status, text), Found::Unready(_)));
     }
 
     /// A server that answers each connection with its name.
@@ -486,17 +637,17 @@ mod tests {
         let (name, mut stream) = answer(&balancer).await;
         assert_eq!(name, "a");
         // A failed check cuts connections that are open.
-        balancer.failed(&a, "frozen");
+        balancer.checked(&a, &Found::Silent("frozen".into()));
         assert_eq!(stream.read(&mut [0]).await.unwrap_or(0), 0, "the connection ends");
         assert_eq!(answer(&balancer).await.0, "b");
-        balancer.well(&a);
+        balancer.checked(&a, &Found::Ready);
         let (name, mut stream) = answer(&balancer).await;
         assert_eq!(name, "a");
         first.shutdown(Duration::from_secs(5)).await;
         assert_eq!(stream.read(&mut [0]).await.unwrap_or(0), 0, "the connection ends");
         let (name, _stream) = answer(&balancer).await;
         assert_eq!(name, "b");
-        balancer.failed(&b, "frozen");
+        balancer.checked(&b, &Found::Silent("frozen".into()));
         assert_eq!(answer(&balancer).await.0, "b", "there is no other");
         assert_eq!(balancer.reachable().await, format!("https://{b}"));
 
@@ -506,6 +657,14 @@ mod tests {
                 "endpoints": [{"addresses": addresses}], "ports": [{"port": port}]});
             Arc::new(serde_json::from_value(slice).expect("a slice"))
         };
+        // The server leaves the endpoints: it may answer the requests that it has.
+        let (name, mut held) = answer(&balancer).await;
+        assert_eq!(name, "b");
+        balancer.learn(&[slice(&["192.0.2.1"], Some(1))]);
+        balancer.state().given.clear();
+        let quiet = tokio::time::timeout(Duration::from_millis(100), held.read(&mut [0])).await;
+        assert!(quiet.is_err(), "its connection stays");
+        assert!(balancer.state().known.contains_key(&b), "it is still checked");
         balancer.learn(&[slice(&["127.0.0.1"], port(&b))]);
         balancer.learn(&[]);
         assert_eq!(home.read(FILE).as_deref(), Some(b.as_str()));

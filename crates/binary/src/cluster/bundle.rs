@@ -42,6 +42,8 @@ const FILES: [&str; 10] = [
 const NEEDED: [&str; 6] = [FILES[0], FILES[1], FILES[2], FILES[3], FILES[4], FILES[5]];
 /// Settings of nodes that servers may differ in.
 const OWN_SETTINGS: [&str; 1] = ["disable"];
+/// A setting whose default follows from another one.
+const DERIVED: &str = "cluster-dns";
 const AGAIN_FIRST: Duration = Duration::from_secs(1);
 const AGAIN_CEILING: Duration = Duration::from_secs(60);
 
@@ -101,7 +103,10 @@ impl Bundle {
             );
         }
         let here = settings(flags);
-        for (name, value) in &self.settings {
+        // The DNS address follows from the range of Services: the range is what differs.
+        let mut all: Vec<_> = self.settings.iter().collect();
+        all.sort_by_key(|(name, _)| *name == DERIVED);
+        for (name, value) in all {
             let own = here.get(name).map_or("", String::as_str);
             if own != value {
                 bail!("--{name} is {own:?} here and {value:?} in the cluster: give the cluster's");
@@ -256,6 +261,10 @@ mod tests {
         for (words, part) in [
             (&["--cluster-cidr=10.99.0.0/16"][..], "--cluster-cidr is \"10.99.0.0/16\" here"),
             (&["--cluster-domain=example.test"][..], "--cluster-domain"),
+            (
+                &["--service-cidr=10.98.0.0/16", "--cluster-dns=10.98.0.10"][..],
+                "--service-cidr is \"10.98.0.0/16\" here",
+            ),
         ] {
             let why = opened.check(&flags(words)).expect_err("it differs").to_string();
             assert!(why.contains(part), "{why}");

@@ -20,7 +20,7 @@ use tokio::time::Instant;
 use transport::{ClientOptions, HttpClient, Token};
 
 use super::bundle::{Bundle, TOKEN};
-use super::member::{Member, Start};
+use super::member::{self, Member, Start};
 use super::{Own, insist};
 use crate::agent;
 use crate::flags;
@@ -65,6 +65,10 @@ pub async fn join(flags: &flags::Server, own: &Own) -> anyhow::Result<Joined> {
             "this cluster keeps its state in an etcd of its own: give the servers' --datastore-endpoint"
         ),
         _ => {}
+    }
+    if bundle.has_etcd {
+        // A member that is added and does not start would count in the cluster as a dead one.
+        member::program(&flags.cluster)?;
     }
     let members = control::joining::text(&secret, control::joining::MEMBERS).unwrap_or_default();
     let members: Vec<String> =
@@ -116,7 +120,7 @@ async fn secret(server: &str, http: &HttpClient) -> anyhow::Result<Secret> {
             "the server {server} does not accept the token: is it the content of <data-dir>/{TOKEN} there?"
         ),
         403 => bail!(
-            "the token is one for nodes: servers join with the content of <data-dir>/{TOKEN} of {server}"
+            "the token is one for nodes: servers join with the content of <data-dir>/{TOKEN} of {server}, which a server with --cluster-init has"
         ),
         404 => bail!(
             "the server {server} has nothing to join: start it with --cluster-init first, or wait until it is ready"
@@ -155,7 +159,7 @@ pub async fn start(flags: &flags::Server, own: &Own, joined: &Joined) -> anyhow:
     let cluster = own.cluster(&joined.members)?;
     make_room(own, &insist("listing etcd's members", async || cluster.members().await).await?)
         .await?;
-    if own.etcd().exists() {
+    if own.has_data() {
         // Of an attempt that was interrupted: the cluster has forgotten that member.
         super::aside(&own.etcd())?;
     }

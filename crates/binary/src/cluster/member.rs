@@ -8,6 +8,7 @@
 //! servers' work; a heartbeat of 200 ms and elections after 2 s, for machines whose disks pause.
 
 use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -22,7 +23,7 @@ use nix::unistd::Pid;
 use pki::etcd::Kind;
 use tokio::sync::watch;
 
-use super::{ClusterFlags, Own};
+use super::{ClusterFlags, Own, PORTS};
 use crate::flags;
 
 const QUOTA: &str = "8589934592";
@@ -36,6 +37,9 @@ const WELL: Duration = Duration::from_secs(60);
 const STOPPING: Duration = Duration::from_secs(4);
 /// etcd reads its certificates again by itself.
 const LOOK: Duration = Duration::from_secs(3600);
+/// For the etcd of a killed server to end: it hands over its leadership first.
+const PREDECESSOR: Duration = Duration::from_secs(30);
+const PREDECESSOR_AGAIN: Duration = Duration::from_millis(100);
 /// So many starts without success are a failure, while this server starts.
 const STARTS: u32 = 3;
 
@@ -159,6 +163,29 @@ impl Drop for Member {
         }
         self.shared.changed.notify_all();
     }
+}
+
+/// Waits until etcd's ports are free. The server before this one may have been killed a moment ago.
+pub async fn ports_are_free(own: &Own) -> anyhow::Result<()> {
+    let begun = tokio::time::Instant::now();
+    for port in PORTS {
+        let at = SocketAddr::new(own.address, port);
+        loop {
+            match tokio::net::TcpListener::bind(at).await {
+                Ok(_) => break,
+                Err(error) if error.kind() != std::io::ErrorKind::AddrInUse => {
+                    return Err(error).with_context(|| format!("etcd cannot listen on {at}"));
+                }
+                Err(_) if begun.elapsed() < PREDECESSOR => {
+                    tokio::time::sleep(PREDECESSOR_AGAIN).await;
+                }
+                Err(_) => bail!(
+                    "etcd cannot listen on {at}: another process does; stop it (if it is Debian's etcd: systemctl disable --now etcd)"
+                ),
+            }
+        }
+    }
+    Ok(())
 }
 
 fn pid_of(child: &Child) -> Pid {
@@ -386,7 +413,29 @@ async fn renew(own: Own) {
 
 #[cfg(test)]
 mod tests {
+    use testkit::places;
+
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_predecessor_is_waited_for_and_a_stranger_is_named() {
+        let address = places::own_loopback();
+        let own =
+            Own { name: "n1".into(), address: address.into(), data_dir: "/nonexistent".into() };
+        ports_are_free(&own).await.expect("nothing listens there");
+        let held = tokio::net::TcpListener::bind((address, PORTS[1])).await.expect("ours");
+        let begun = tokio::time::Instant::now();
+        let why = ports_are_free(&own).await.expect_err("it is taken").to_string();
+        assert!(begun.elapsed() >= PREDECESSOR, "{:?}", begun.elapsed());
+        assert!(why.contains(&format!("{address}:{}: another process", PORTS[1])), "{why}");
+        let tasks = Tasks::new("test");
+        tasks.spawn("predecessor", async move {
+            tokio::time::sleep(Duration::from_secs(10)).await;
+            drop(held);
+        });
+        ports_are_free(&own).await.expect("it has ended");
+        tasks.shutdown(Duration::from_secs(1)).await;
+    }
 
     #[test]
     fn versions_are_read() {

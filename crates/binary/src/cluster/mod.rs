@@ -41,6 +41,10 @@ const JOINED: &str = "joined";
 const REMOVED: &str = "removed";
 /// etcd's client URLs, this server's own first, one a line.
 const MEMBERS: &str = "etcd-members";
+/// etcd's, for clients and for its peers.
+const PORTS: [u16; 2] = [2379, 2380];
+/// In the root directory of some file systems.
+const LOST_AND_FOUND: &str = "lost+found";
 /// For the cluster to accept a new member, and for its data to arrive.
 const PATIENCE: Duration = Duration::from_secs(300);
 /// How often a running server asks for the list of members.
@@ -104,15 +108,21 @@ impl Own {
     }
 
     pub fn client_url(&self) -> String {
-        crate::control_plane::url(self.address, 2379)
+        crate::control_plane::url(self.address, PORTS[0])
     }
 
     pub fn peer_url(&self) -> String {
-        crate::control_plane::url(self.address, 2380)
+        crate::control_plane::url(self.address, PORTS[1])
     }
 
     fn is_member(&self) -> bool {
         self.etcd().join("member/wal").exists()
+    }
+
+    /// Whether etcd's directory has data that the next start would use. A mount point that waits for its first
+    /// member has none.
+    fn has_data(&self) -> bool {
+        self.etcd().join("member").exists()
     }
 
     fn pki(&self) -> anyhow::Result<EtcdPki> {
@@ -173,6 +183,9 @@ pub async fn prepare(
             mark_joined(&own)?;
         }
         return Ok(None);
+    }
+    if joined.is_some() || own.is_member() || flags.cluster.cluster_init {
+        member::ports_are_free(&own).await?;
     }
     let member = match joined {
         Some(joined) => join::start(flags, &own, &joined).await?,
@@ -269,14 +282,38 @@ pub fn set_removed(own: &Own) -> anyhow::Result<()> {
     aside(&own.etcd()).map(drop)
 }
 
-/// Renames a directory, and returns its new name.
+/// Moves a directory's content out of the way, and returns its new place: the directory itself is renamed, unless
+/// it is a mount point, as of a disk that etcd has for itself. Then the content moves within it.
 fn aside(directory: &Path) -> anyhow::Result<PathBuf> {
     let name = directory.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let at = base::clock::now().strftime("%Y%m%dT%H%M%SZ");
-    let other = directory.with_file_name(format!("{name}.old-{at}"));
-    std::fs::rename(directory, &other)
-        .with_context(|| format!("cannot rename {}", directory.display()))?;
-    Ok(other)
+    let old = format!("{name}.old-{}", base::clock::now().strftime("%Y%m%dT%H%M%SZ"));
+    let other = directory.with_file_name(&old);
+    match std::fs::rename(directory, &other) {
+        Err(error) if error.kind() == std::io::ErrorKind::ResourceBusy => {
+            let within = directory.join(&old);
+            move_within(directory, &within, &format!("{name}.old-"))
+                .with_context(|| format!("cannot empty {}", directory.display()))?;
+            Ok(within)
+        }
+        outcome => {
+            outcome.with_context(|| format!("cannot rename {}", directory.display()))?;
+            Ok(other)
+        }
+    }
+}
+
+/// Moves all entries into a new directory among them; those that an earlier call has moved stay.
+fn move_within(directory: &Path, to: &Path, earlier: &str) -> std::io::Result<()> {
+    use std::os::unix::fs::DirBuilderExt;
+    let entries: Vec<_> = std::fs::read_dir(directory)?.collect::<Result<_, _>>()?;
+    std::fs::DirBuilder::new().mode(0o700).create(to)?;
+    for entry in entries {
+        let name = entry.file_name();
+        if name != LOST_AND_FOUND && !name.to_string_lossy().starts_with(earlier) {
+            std::fs::rename(entry.path(), to.join(name))?;
+        }
+    }
+    Ok(())
 }
 
 /// The first member. The state of the embedded store moves over, with revisions above all old ones.
@@ -381,6 +418,26 @@ mod tests {
         let why = refuse_removed(&own).expect_err("it was removed").to_string();
         assert!(why.contains("was removed") && why.contains("removed and start"), "{why}");
         assert!(!own.is_member() && !root.path().join(JOINED).exists());
+    }
+
+    #[test]
+    fn a_mount_point_is_emptied_within() {
+        let root = tempfile::tempdir().expect("a directory");
+        let own = own(root.path());
+        for name in [LOST_AND_FOUND, "etcd.old-before", "member"] {
+            assert!(!own.has_data(), "there is nothing of a member yet");
+            std::fs::create_dir_all(own.etcd().join(name)).expect("made");
+        }
+        assert!(own.has_data());
+        let to = own.etcd().join("etcd.old-now");
+        move_within(&own.etcd(), &to, "etcd.old-").expect("moved");
+        let mut left: Vec<_> = std::fs::read_dir(own.etcd())
+            .expect("readable")
+            .map(|entry| entry.expect("readable").file_name())
+            .collect();
+        left.sort();
+        assert_eq!(left, ["etcd.old-before", "etcd.old-now", LOST_AND_FOUND]);
+        assert!(to.join("member").exists() && !own.has_data());
     }
 
     #[test]

@@ -17,7 +17,8 @@ use super::{Own, REMOVED, aside, mark_joined, serving};
 use crate::flags;
 use crate::process::{prepare_data_dir, say};
 
-/// Above this many writes etcdutl makes the data, if it is there.
+/// Above this many writes etcdutl makes the data, if it is there. It refuses a directory that exists, such as a
+/// mount point.
 const FEW_REVISIONS: u64 = 20_000;
 /// As `decapod snapshot restore`.
 const BUMP: u64 = 1_000_000_000;
@@ -30,6 +31,7 @@ pub async fn reset(flags: &flags::Server, common: &flags::Common) -> anyhow::Res
     let address = crate::server::advertised(flags).await?;
     let own = Own::of(flags, &data_dir, address)?;
     refuse_beside_others(&own).await?;
+    member::ports_are_free(&own).await?;
     let member = match &flags.cluster.from_snapshot {
         None if !own.is_member() => bail!(
             "{} has no etcd member: --cluster-reset works on a server of a cluster; with --from-snapshot it needs none",
@@ -38,7 +40,7 @@ pub async fn reset(flags: &flags::Server, common: &flags::Common) -> anyhow::Res
         None => Member::start(&own, flags, Start::Alone)?,
         Some(file) => {
             store::snapshot::read(file, true).with_context(|| file.display().to_string())?;
-            if own.etcd().exists() {
+            if own.has_data() {
                 let kept = aside(&own.etcd())?;
                 say(&format!("the data of before are kept in {}", kept.display()));
             }
@@ -84,6 +86,7 @@ pub async fn filled(flags: &flags::Server, own: &Own, file: &Path) -> anyhow::Re
     let program = member::program(&flags.cluster)?;
     if let Some(etcdutl) = member::beside(&program, "etcdutl")
         && revision.0 > FEW_REVISIONS
+        && !own.etcd().exists()
     {
         restore(&etcdutl, own, file)?;
         return Member::start(own, flags, Start::Again);
@@ -98,8 +101,8 @@ pub async fn filled(flags: &flags::Server, own: &Own, file: &Path) -> anyhow::Re
     };
     if let Err(error) = filling.await {
         member.stop().await;
-        // A half-filled etcd must not look like a member.
-        let _ = std::fs::remove_dir_all(own.etcd());
+        // A half-filled etcd must not look like a member. Old data may be beside it.
+        let _ = std::fs::remove_dir_all(own.etcd().join("member"));
         return Err(error);
     }
     Ok(member)
@@ -115,7 +118,7 @@ fn restore(etcdutl: &Path, own: &Own, file: &Path) -> anyhow::Result<()> {
     let output = command.stdin(Stdio::null()).output();
     let output = output.with_context(|| format!("cannot run {}", etcdutl.display()))?;
     if !output.status.success() {
-        let _ = std::fs::remove_dir_all(own.etcd());
+        let _ = std::fs::remove_dir_all(own.etcd().join("member"));
         bail!("{}: {}", etcdutl.display(), String::from_utf8_lossy(&output.stderr).trim());
     }
     Ok(())

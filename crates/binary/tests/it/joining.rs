@@ -118,6 +118,7 @@ fn servers_join_and_leave() -> Result<()> {
     first.reads("from-before")?;
     ensure!(first.revision()? > before, "revisions go on");
     refusals(&first)?;
+    no_program(&first)?;
 
     let mut second = One::new("n2")?.context("there is an etcd")?;
     let begun = wait::now();
@@ -212,6 +213,18 @@ fn refusals(first: &One) -> Result<()> {
     check(&stranger, &[], "does not belong to the cluster of the token")?;
     check(&token, &["--cluster-cidr", "10.99.0.0/16"], "--cluster-cidr is \"10.99.0.0/16\" here")?;
     check(&token, &["--datastore-endpoint", "http://127.0.0.1:1"], "leave out --datastore-endpoint")
+}
+
+/// A server whose etcd cannot run must not leave a dead member behind.
+fn no_program(first: &One) -> Result<()> {
+    let mut one = One::new("n9")?.context("there is an etcd")?;
+    one.etcd = "/bin/true".into();
+    one.join(first, &[])?;
+    let told = one.server.ends()?;
+    ensure!(told.contains("is not etcd 3.4 or newer"), "{told}");
+    let list = first.server.decapod(&["member", "list"])?;
+    ensure!(list.lines().count() == 2, "a heading and one member: {list}");
+    Ok(())
 }
 
 fn same_name(first: &One) -> Result<()> {

@@ -1,7 +1,8 @@
-//! Members that accept a connection and never answer, like a frozen one, and members that are down, each
-//! beside a healthy one.
+//! Members that accept a connection and never answer, like a frozen one, members that stop, and members that are
+//! down, each beside a healthy one.
 
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,6 +20,15 @@ const PATIENCE: etcd::Patience = etcd::Patience {
     silence: Duration::from_millis(200),
 };
 
+/// The bad member of a pair.
+#[derive(Clone, Copy, PartialEq)]
+enum Bad {
+    Missing,
+    Silent,
+    /// It answers the first call of each connection with a GOAWAY that excludes it.
+    Stopping,
+}
+
 struct Pair {
     store: Arc<dyn Store>,
     _tasks: Tasks,
@@ -26,11 +36,43 @@ struct Pair {
     _dir: tempfile::TempDir,
 }
 
-/// One healthy member, and one that is silent or down.
-async fn pair(is_there: bool) -> Pair {
+/// Speaks HTTP/2 until a client has sent a request, and then says that it has processed none.
+fn excludes(mut stream: TcpStream) -> std::io::Result<()> {
+    const SETTINGS: [u8; 9] = [0, 0, 0, 4, 0, 0, 0, 0, 0];
+    const GOAWAY: [u8; 17] = [0, 0, 8, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    const HEADERS: u8 = 1;
+    stream.write_all(&SETTINGS)?;
+    stream.read_exact(&mut [0; b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".len()])?;
+    loop {
+        let mut head = [0; 9];
+        stream.read_exact(&mut head)?;
+        let length = u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize;
+        stream.read_exact(&mut vec![0; length])?;
+        if head[3] == HEADERS {
+            stream.write_all(&GOAWAY)?;
+            break;
+        }
+    }
+    // To the end: unread bytes would reset the connection before the client has read the GOAWAY.
+    stream.read_to_end(&mut vec![]).map(drop)
+}
+
+/// One healthy member, and one that is silent, stops, or is down.
+async fn pair(bad_is: Bad) -> Pair {
     let (bad, good) = (places::own_loopback(), places::own_loopback());
     let at = |address: Ipv4Addr| SocketAddr::from((address, CLIENT_PORT));
-    let silent = is_there.then(|| TcpListener::bind(at(bad)).expect("the address is ours"));
+    let silent =
+        (bad_is != Bad::Missing).then(|| TcpListener::bind(at(bad)).expect("the address is ours"));
+    if let (Bad::Stopping, Some(listener)) = (bad_is, &silent) {
+        let listener = listener.try_clone().expect("a listener can be cloned");
+        // It ends with the test's process.
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                // An error means that the client has left.
+                std::thread::spawn(move || drop(excludes(stream)));
+            }
+        });
+    }
     let dir = tempfile::tempdir().expect("a directory");
     let options = store::Options { sync: false, ..store::Options::default() };
     let backend = store::Embedded::open(dir.path(), options).expect("a store");
@@ -51,10 +93,10 @@ async fn put(store: &dyn Store, value: usize) -> bool {
 }
 
 /// The first call goes to either of them by chance: so try several times.
-async fn failed_writes(is_there: bool) -> Vec<usize> {
+async fn failed_writes(bad: Bad) -> Vec<usize> {
     let mut all = vec![];
     for _ in 0..4 {
-        let pair = pair(is_there).await;
+        let pair = pair(bad).await;
         let mut failed = 0;
         for value in 0..20 {
             failed += usize::from(!soon("a write", put(&*pair.store, value)).await);
@@ -67,19 +109,24 @@ async fn failed_writes(is_there: bool) -> Vec<usize> {
 
 #[tokio::test]
 async fn a_write_to_a_silent_member_fails_once() {
-    let failed = failed_writes(true).await;
+    let failed = failed_writes(Bad::Silent).await;
     assert!(failed.iter().all(|failed| *failed <= 1), "{failed:?}");
 }
 
 #[tokio::test]
 async fn no_write_to_a_missing_member_fails() {
-    assert_eq!(failed_writes(false).await, [0; 4]);
+    assert_eq!(failed_writes(Bad::Missing).await, [0; 4]);
+}
+
+#[tokio::test]
+async fn no_write_to_a_stopping_member_fails() {
+    assert_eq!(failed_writes(Bad::Stopping).await, [0; 4]);
 }
 
 #[tokio::test]
 async fn reads_and_watches_go_to_the_member_that_answers() {
     for _ in 0..4 {
-        let pair = pair(true).await;
+        let pair = pair(Bad::Silent).await;
         let begun = soon("a read", pair.store.revision()).await.expect("the other answers");
         let range = KeyRange::one("key");
         let request = WatchRequest { range, start: Some(store::Revision(begun.0 + 1)) };
