@@ -112,8 +112,8 @@ enum Command {
     /// Run only a node's kubelet
     #[command(after_help = release::features::help())]
     Kubelet(Box<kubelet_command::Kubelet>),
-    /// Run only the cloud controllers; no provider is built in
-    CloudControllerManager(cloud_controller_manager::CloudControllerManager),
+    /// Run only the cloud controllers: machines of a file (metal), or Hetzner Cloud
+    CloudControllerManager(Box<cloud_controller_manager::CloudControllerManager>),
     /// Run nodes without machines, thousands in one process, to test schedulers, operators and autoscalers
     Simulate(simulate::Simulate),
     /// Run the cluster's DNS server; every node starts it automatically
@@ -219,6 +219,7 @@ impl Command {
             Self::Agent(flags) => Some(&flags.feature_gates),
             Self::KubeApiserver(flags) => Some(&flags.feature_gates),
             Self::KubeControllerManager(flags) => Some(&flags.feature_gates),
+            Self::CloudControllerManager(flags) => Some(&flags.feature_gates),
             Self::KubeScheduler(flags) => Some(&flags.feature_gates),
             Self::KubeProxy(flags) => Some(&flags.feature_gates),
             Self::Kubelet(flags) => Some(&flags.feature_gates),
@@ -234,6 +235,7 @@ impl Command {
                 | Self::Agent(_)
                 | Self::KubeApiserver(_)
                 | Self::KubeControllerManager(_)
+                | Self::CloudControllerManager(_)
                 | Self::KubeScheduler(_)
                 | Self::KubeProxy(_)
                 | Self::Kubelet(_)
@@ -278,7 +280,7 @@ async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Command::KubeScheduler(flags) => components::scheduler(*flags).await?,
         Command::KubeProxy(flags) => components::proxy(*flags).await?,
         Command::Kubelet(flags) => kubelet_command::run(*flags, &data_dir).await?,
-        Command::CloudControllerManager(flags) => cloud_controller_manager::run(&flags)?,
+        Command::CloudControllerManager(flags) => cloud_controller_manager::run(*flags).await?,
         Command::Etcd(flags) => etcd_server::run(*flags, &data_dir).await?,
         Command::Simulate(flags) => simulate::run(flags, &data_dir).await?,
         Command::Dns(flags) => dns::run(flags).await?,

@@ -39,6 +39,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("proxy", &["client", "net"]),
     ("dns", &["client"]),
     ("simulate", &["client"]),
+    ("cloud", &["client"]),
     ("manifests", &["client"]),
     ("cli", &["client", "manifests", "store", "encryption", "cri", "pki", "runtime", "transport"]),
     ("testkit", &["base"]),
