@@ -397,8 +397,12 @@ impl ControllerManager {
 pub async fn run(flags: ControllerManager) -> anyhow::Result<()> {
     flags.serving.install_tls()?;
     let (configz, options) = (flags.configz(), flags.options()?);
-    let client_for =
-        clients(NAME, &flags.kubeconfig, flags.master.as_deref(), flags.use_service_account_credentials)?;
+    let client_for = clients(
+        NAME,
+        &flags.kubeconfig,
+        flags.master.as_deref(),
+        flags.use_service_account_credentials,
+    )?;
     let own = client_for(NAME);
     until_signal(NAME, async move |tasks: &Tasks| {
         let leadership = Leadership::default();

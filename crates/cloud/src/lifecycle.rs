@@ -87,11 +87,13 @@ impl Controller {
     }
 
     async fn delete(&self, name: &str, node: &Node) {
-        let message = format!("Deleting node {name} because it does not exist in the cloud provider");
+        let message =
+            format!("Deleting node {name} because it does not exist in the cloud provider");
         tracing::info!(node = name, "deleting the node: the cloud provider does not have it");
         self.context.events.event(node, EventType::Normal, "DeletingNode", message);
         let api: Api<Node> = self.context.client.api(None);
-        let preconditions = Preconditions { uid: node.metadata.uid.clone(), resource_version: None };
+        let preconditions =
+            Preconditions { uid: node.metadata.uid.clone(), resource_version: None };
         let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
         match api.delete(name, &params).await {
             Err(error) if !error.is_not_found() => {
@@ -141,11 +143,7 @@ fn taints(node: &Node, is_shut_down: bool) -> Vec<Taint> {
     let all = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
     let mut taints: Vec<Taint> = all.filter(|taint| !is_shutdown(taint)).cloned().collect();
     if is_shut_down {
-        taints.push(Taint {
-            key: SHUTDOWN.into(),
-            effect: NO_SCHEDULE.into(),
-            ..Taint::default()
-        });
+        taints.push(Taint { key: SHUTDOWN.into(), effect: NO_SCHEDULE.into(), ..Taint::default() });
     }
     taints
 }

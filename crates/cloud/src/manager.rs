@@ -61,7 +61,9 @@ impl Default for Options {
 pub enum WrongCidr {
     #[error("invalid CIDR address: {0}")]
     Syntax(String),
-    #[error("len of ClusterCIDRs==2 and they are not configured as dual stack (at least one from each IPFamily")]
+    #[error(
+        "len of ClusterCIDRs==2 and they are not configured as dual stack (at least one from each IPFamily"
+    )]
     NotDualStack,
     #[error("length of clusterCIDRs is:{0} more than max allowed of 2")]
     TooMany(usize),
@@ -256,8 +258,16 @@ mod tests {
         };
         check("", Ok(0));
         check("10.0.0.0/16, fd00::/48", Ok(2));
-        check("10.0.0.0/16,10.1.0.0/16", Err("len of ClusterCIDRs==2 and they are not configured as dual stack (at least one from each IPFamily"));
-        check("10.0.0.0/16,fd00::/48,fd01::/48", Err("length of clusterCIDRs is:3 more than max allowed of 2"));
+        check(
+            "10.0.0.0/16,10.1.0.0/16",
+            Err(
+                "len of ClusterCIDRs==2 and they are not configured as dual stack (at least one from each IPFamily",
+            ),
+        );
+        check(
+            "10.0.0.0/16,fd00::/48,fd01::/48",
+            Err("length of clusterCIDRs is:3 more than max allowed of 2"),
+        );
         check("10.0.0.0", Err("invalid CIDR address: 10.0.0.0"));
     }
 }

@@ -29,7 +29,9 @@ pub enum Error {
     #[error("{message}")]
     RetryAfter { message: String, after: Duration },
     /// The Node belongs to another provider: nothing is known about its machine.
-    #[error("node {node} has the provider ID {id:?}, which is not of the cloud provider {provider:?}")]
+    #[error(
+        "node {node} has the provider ID {id:?}, which is not of the cloud provider {provider:?}"
+    )]
     Foreign { node: String, id: String, provider: &'static str },
     /// The cloud cannot do what the object asks for.
     #[error("{0}")]
@@ -138,7 +140,9 @@ pub trait Routes: Send + Sync {
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// Upstream's text, with the names.
-    #[error("unknown cloud provider {0:?}: expected hetzner or metal; another cloud has its own cloud-controller-manager")]
+    #[error(
+        "unknown cloud provider {0:?}: expected hetzner or metal; another cloud has its own cloud-controller-manager"
+    )]
     Unknown(String),
     #[error("the cloud provider {0} needs --cloud-config FILE")]
     NoConfig(&'static str),
@@ -146,7 +150,9 @@ pub enum OpenError {
     Read { path: PathBuf, source: std::io::Error },
     #[error("--cloud-config {}: {reason}", path.display())]
     Invalid { path: PathBuf, reason: String },
-    #[error("hetzner: no token: set it in --cloud-config (token or tokenFile), or in the environment variable HCLOUD_TOKEN")]
+    #[error(
+        "hetzner: no token: set it in --cloud-config (token or tokenFile), or in the environment variable HCLOUD_TOKEN"
+    )]
     NoToken,
     #[error("hetzner: {0}")]
     Client(#[from] transport::ClientError),
@@ -155,7 +161,9 @@ pub enum OpenError {
 /// The provider of this name with its configuration file.
 pub fn open(name: &str, config: Option<&Path>) -> Result<Arc<dyn Provider>, OpenError> {
     match name {
-        metal::NAME => Ok(Arc::new(metal::Metal::open(config.ok_or(OpenError::NoConfig(metal::NAME))?)?)),
+        metal::NAME => {
+            Ok(Arc::new(metal::Metal::open(config.ok_or(OpenError::NoConfig(metal::NAME))?)?))
+        }
         hetzner::NAME | "hcloud" => Ok(Arc::new(hetzner::Hetzner::open(config)?)),
         other => Err(OpenError::Unknown(other.to_owned())),
     }

@@ -15,7 +15,8 @@ use base::metrics::Timer;
 use client::{
     Api, EventRecorder, EventType, Patch, PatchParams, Projection, View, retry_on_conflict,
 };
-use futures::StreamExt;
+use futures::future::BoxFuture;
+use futures::{FutureExt, StreamExt};
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::{Node, NodeAddress, ObjectReference};
 use serde_json::json;
@@ -106,21 +107,29 @@ impl Controller {
         let nodes: Vec<Arc<Facts>> = self.nodes.all().into_iter().map(|(_, facts)| facts).collect();
         let plan = plan(&nodes, &present, &options.cluster_cidrs);
         // Deletions come first: a route that changes is deleted and created.
-        let deleting = plan.delete.iter().map(|route| self.delete(routes, route));
-        futures::stream::iter(deleting).buffer_unordered(AT_ONCE).collect::<Vec<_>>().await;
-        let creating = plan.create.iter().map(|(index, route)| {
-            let node = &nodes[*index];
-            async move { (!self.create(routes, node, route).await).then_some(*index) }
-        });
-        let failed: Vec<Option<usize>> =
-            futures::stream::iter(creating).buffer_unordered(AT_ONCE).collect().await;
-        let failed: HashSet<usize> = failed.into_iter().flatten().collect();
-        let with_cidrs = nodes.iter().enumerate().filter(|(_, node)| !node.cidrs.is_empty());
-        let marking = with_cidrs.map(|(index, node)| {
-            let has_routes = !failed.contains(&index);
-            self.mark(node, has_routes)
-        });
-        futures::stream::iter(marking).buffer_unordered(WRITES).collect::<Vec<_>>().await;
+        let mut deleting = vec![];
+        for route in &plan.delete {
+            deleting.push(self.delete(routes, route).boxed());
+        }
+        together(deleting, AT_ONCE).await;
+        let mut creating = vec![];
+        for (index, route) in &plan.create {
+            let node = nodes[*index].clone();
+            let create = async move {
+                let is_there = self.create(routes, &node, route).await;
+                (!is_there).then_some(*index)
+            };
+            creating.push(create.boxed());
+        }
+        let failed: HashSet<usize> =
+            together(creating, AT_ONCE).await.into_iter().flatten().collect();
+        let mut marking = vec![];
+        for (index, node) in nodes.iter().enumerate() {
+            if !node.cidrs.is_empty() {
+                marking.push(self.mark(node, !failed.contains(&index)).boxed());
+            }
+        }
+        together(marking, WRITES).await;
         Ok(())
     }
 
@@ -160,7 +169,8 @@ impl Controller {
             true => ("False", "RouteCreated", "RouteController created a route"),
             false => ("True", "NoRouteCreated", "RouteController failed to create a route"),
         };
-        let now = node.condition.as_ref().map(|(status, reason)| (status.as_str(), reason.as_str()));
+        let now =
+            node.condition.as_ref().map(|(status, reason)| (status.as_str(), reason.as_str()));
         if now == Some((status, reason)) {
             return;
         }
@@ -171,13 +181,17 @@ impl Controller {
         let api: Api<Node> = self.context.client.api(None);
         let patch = Patch::Strategic(patch);
         let params = PatchParams::default();
-        let written = retry_on_conflict(|| async {
-            api.patch_status(&node.name, &params, &patch).await
-        });
+        let written =
+            retry_on_conflict(|| async { api.patch_status(&node.name, &params, &patch).await });
         if let Err(error) = written.await {
             tracing::error!(node = node.name, %error, "failed to write the condition NetworkUnavailable");
         }
     }
+}
+
+/// Runs the work, some of it at a time.
+async fn together<T: Send>(work: Vec<BoxFuture<'_, T>>, at_once: usize) -> Vec<T> {
+    futures::stream::iter(work).buffer_unordered(at_once).collect().await
 }
 
 fn warn(events: &EventRecorder, node: &Facts, message: &str) {
@@ -217,7 +231,8 @@ fn plan(nodes: &[Arc<Facts>], present: &[Route], cluster: &[IpNet]) -> Plan {
         }
     }
     let is_kept = |route: &Route| {
-        !route.is_blackhole && kept.get(&(route.node.as_str(), route.destination.as_str())) == Some(&true)
+        !route.is_blackhole
+            && kept.get(&(route.node.as_str(), route.destination.as_str())) == Some(&true)
     };
     let unused = present.iter().filter(|route| is_within(route, cluster) && !is_kept(route));
     plan.delete = unused.cloned().collect();
@@ -234,7 +249,11 @@ fn has_addresses(route: &Route, addresses: &[NodeAddress]) -> bool {
 /// Whether the route's destination begins or ends in a range of the cluster.
 fn is_within(route: &Route, cluster: &[IpNet]) -> bool {
     let Ok(destination) = route.destination.parse::<IpNet>() else {
-        tracing::error!(route = route.name, destination = route.destination, "ignored a route: its destination is no CIDR");
+        tracing::error!(
+            route = route.name,
+            destination = route.destination,
+            "ignored a route: its destination is no CIDR"
+        );
         return false;
     };
     let ends = [destination.network(), destination.broadcast()];

@@ -139,7 +139,8 @@ impl Server {
                     return status(409, "Conflict");
                 }
                 let kind = parts.headers.get("content-type").map(|kind| kind.as_bytes());
-                let is_strategic = kind.is_some_and(|kind| kind.starts_with(b"application/strategic"));
+                let is_strategic =
+                    kind.is_some_and(|kind| kind.starts_with(b"application/strategic"));
                 let mut new = object;
                 match is_strategic {
                     true => strategic(&mut new, body),
@@ -254,7 +255,8 @@ fn strategic(into: &mut Value, mut patch: Value) {
     let more: Vec<String> =
         serde_json::from_value(patch["metadata"]["finalizers"].clone()).unwrap_or_default();
     finalizers.extend(more);
-    finalizers.retain(|one| !removed.as_array().is_some_and(|all| all.iter().any(|gone| gone == one)));
+    finalizers
+        .retain(|one| !removed.as_array().is_some_and(|all| all.iter().any(|gone| gone == one)));
     let conditions = patch["status"]["conditions"].take();
     let mut all = into["status"]["conditions"].as_array().cloned().unwrap_or_default();
     for condition in conditions.as_array().into_iter().flatten() {
@@ -433,7 +435,9 @@ impl World {
         };
         let waited = tokio::time::timeout(Duration::from_secs(900), wait).await;
         let events = self.api.events();
-        waited.unwrap_or_else(|_| panic!("{what}: events {events:#?}, calls {:#?}", self.cloud.state().calls));
+        waited.unwrap_or_else(|_| {
+            panic!("{what}: events {events:#?}, calls {:#?}", self.cloud.state().calls)
+        });
     }
 
     /// Nothing is left to do after this time.

@@ -108,7 +108,6 @@ pub struct NetworkRoute {
 #[derive(Clone, Debug, Deserialize)]
 pub struct LoadBalancer {
     pub id: u64,
-    pub name: String,
     pub public_net: BalancerNet,
     #[serde(default)]
     pub private_net: Vec<PrivateNet>,
@@ -241,7 +240,12 @@ impl Api {
     }
 
     /// Creates an object; waits until it is ready.
-    pub async fn create<T: DeserializeOwned>(&self, path: &str, field: &str, body: &Value) -> Result<T> {
+    pub async fn create<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        field: &str,
+        body: &Value,
+    ) -> Result<T> {
         let mut answer = self.send(&Method::POST, path, Some(body)).await?;
         let action = answer["action"].take();
         let created = read(answer, field, &format!("POST {path}"))?;

@@ -64,7 +64,12 @@ impl Hetzner {
         })
     }
 
-    async fn make(&self, cluster: &str, service: &Service, wanted: &Wanted) -> Result<LoadBalancer> {
+    async fn make(
+        &self,
+        cluster: &str,
+        service: &Service,
+        wanted: &Wanted,
+    ) -> Result<LoadBalancer> {
         let usual = &self.config.load_balancer;
         let uid = service.metadata.uid.as_deref().unwrap_or_default();
         let name = annotation(service, NAME).map_or_else(|| default_name(uid), str::to_owned);
@@ -76,10 +81,11 @@ impl Hetzner {
         });
         let own = annotation(service, LOCATION).map(|text| ("location", text));
         let own = own.or(annotation(service, ZONE).map(|text| ("network_zone", text)));
-        let usual = usual.location.as_deref().map(|text| ("location", text)).or(usual
-            .network_zone
+        let usual = usual
+            .location
             .as_deref()
-            .map(|text| ("network_zone", text)));
+            .map(|text| ("location", text))
+            .or(usual.network_zone.as_deref().map(|text| ("network_zone", text)));
         let Some((field, text)) = own.or(usual) else {
             return Err(Error::Unsupported(format!(
                 "hetzner: a load balancer needs a location: set loadBalancer.location in --cloud-config or the annotation {LOCATION}"
@@ -218,9 +224,9 @@ fn flag(service: &Service, key: &str) -> Result<Option<bool>> {
         None => Ok(None),
         Some("true" | "1" | "t" | "T" | "TRUE" | "True") => Ok(Some(true)),
         Some("false" | "0" | "f" | "F" | "FALSE" | "False") => Ok(Some(false)),
-        Some(other) => {
-            Err(Error::Unsupported(format!("hetzner: annotation {key}: {other:?} is neither true nor false")))
-        }
+        Some(other) => Err(Error::Unsupported(format!(
+            "hetzner: annotation {key}: {other:?} is neither true nor false"
+        ))),
     }
 }
 

@@ -67,9 +67,11 @@ impl Config {
                 .map_err(|source| OpenError::Read { path: path.to_owned(), source })?,
             None => "{}".to_owned(),
         };
-        let mut config: Self = serde_saphyr::from_str(&text).map_err(|error| {
-            OpenError::Invalid { path: path.map(Path::to_owned).unwrap_or_default(), reason: error.to_string() }
-        })?;
+        let mut config: Self =
+            serde_saphyr::from_str(&text).map_err(|error| OpenError::Invalid {
+                path: path.map(Path::to_owned).unwrap_or_default(),
+                reason: error.to_string(),
+            })?;
         if config.token.is_none() && config.token_file.is_none() {
             config.token = std::env::var("HCLOUD_TOKEN").ok().filter(|token| !token.is_empty());
         }

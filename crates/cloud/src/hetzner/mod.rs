@@ -103,7 +103,8 @@ impl Hetzner {
             let path = format!("/networks?name={}", base::percent::encode(name));
             let found = self.api.all::<Network>(&path, "networks").await?;
             let network = found.first().map(|network| network.id);
-            network.ok_or_else(|| Error::Unsupported(format!("hetzner: there is no network {name:?}")))
+            network
+                .ok_or_else(|| Error::Unsupported(format!("hetzner: there is no network {name:?}")))
         };
         self.network.get_or_try_init(look).await.copied().map(Some)
     }

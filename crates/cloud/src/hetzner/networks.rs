@@ -49,9 +49,8 @@ impl Routes for Hetzner {
     async fn delete(&self, _: &str, route: &Route) -> Result<()> {
         let network = self.routed().await?;
         // The name is the gateway: see `found`.
-        let same = |one: &&NetworkRoute| {
-            one.destination == route.destination && one.gateway == route.name
-        };
+        let same =
+            |one: &&NetworkRoute| one.destination == route.destination && one.gateway == route.name;
         match network.routes.iter().find(same) {
             Some(one) => {
                 let path = format!("/networks/{}/actions/delete_route", network.id);

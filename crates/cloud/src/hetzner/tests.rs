@@ -35,7 +35,11 @@ impl Fake {
 
     fn answer(&mut self, method: &str, target: &str, body: &Value) -> (u16, Value) {
         let (path, query) = target.split_once('?').unwrap_or((target, ""));
-        self.log.push(if method == "GET" { format!("GET {path}") } else { format!("{method} {path} {body}") });
+        self.log.push(if method == "GET" {
+            format!("GET {path}")
+        } else {
+            format!("{method} {path} {body}")
+        });
         if let Some(refusal) = &self.refusal {
             return refusal.clone();
         }
@@ -58,10 +62,15 @@ impl Fake {
                 (201, json!({"action": self.action("delete_route")}))
             }
             ("GET", ["load_balancers"]) => {
-                let all: Vec<&Value> = self.balancers.values().filter(|one| {
-                    let uid = one["labels"]["hcloud-ccm/service-uid"].as_str().unwrap_or_default();
-                    query.contains(&format!("service-uid%3D%3D{uid}&"))
-                }).collect();
+                let all: Vec<&Value> = self
+                    .balancers
+                    .values()
+                    .filter(|one| {
+                        let uid =
+                            one["labels"]["hcloud-ccm/service-uid"].as_str().unwrap_or_default();
+                        query.contains(&format!("service-uid%3D%3D{uid}&"))
+                    })
+                    .collect();
                 (200, json!({"load_balancers": all, "meta": {"pagination": {"next_page": null}}}))
             }
             ("POST", ["load_balancers"]) => self.create(body),
@@ -75,7 +84,10 @@ impl Fake {
                 self.act(id.parse().expect("a number"), action, body);
                 (201, json!({"action": self.action(action)}))
             }
-            _ => (404, json!({"error": {"code": "not_found", "message": format!("no {method} {path}")}})),
+            _ => (
+                404,
+                json!({"error": {"code": "not_found", "message": format!("no {method} {path}")}}),
+            ),
         }
     }
 
@@ -97,8 +109,11 @@ impl Fake {
     fn create(&mut self, body: &Value) -> (u16, Value) {
         self.next += 1;
         let id = self.next;
-        let private: Vec<Value> =
-            body["network"].as_u64().map(|id| json!({"network": id, "ip": "10.0.0.9"})).into_iter().collect();
+        let private: Vec<Value> = body["network"]
+            .as_u64()
+            .map(|id| json!({"network": id, "ip": "10.0.0.9"}))
+            .into_iter()
+            .collect();
         let balancer = json!({"id": id, "name": body["name"], "labels": body["labels"],
             "public_net": {"enabled": true, "ipv4": {"ip": "203.0.113.7", "dns_ptr": "lb.example.com"},
                 "ipv6": {"ip": "2001:db8::7", "dns_ptr": null}},
@@ -112,7 +127,9 @@ impl Fake {
 
     fn act(&mut self, id: u64, action: &str, body: &Value) {
         let balancer = self.balancers.get_mut(&id).expect("it exists");
-        let list = |balancer: &mut Value, name: &str| balancer[name].as_array().cloned().unwrap_or_default();
+        let list = |balancer: &mut Value, name: &str| {
+            balancer[name].as_array().cloned().unwrap_or_default()
+        };
         let mut services = list(balancer, "services");
         let mut targets = list(balancer, "targets");
         match action {
@@ -121,7 +138,9 @@ impl Fake {
             }
             "remove_target" => targets.retain(|one| one["server"]["id"] != body["server"]["id"]),
             "change_algorithm" => balancer["algorithm"] = body.clone(),
-            "change_type" => balancer["load_balancer_type"]["name"] = body["load_balancer_type"].clone(),
+            "change_type" => {
+                balancer["load_balancer_type"]["name"] = body["load_balancer_type"].clone()
+            }
             "attach_to_network" => {
                 balancer["private_net"] = json!([{"network": body["network"], "ip": "10.0.0.9"}]);
             }
@@ -158,7 +177,8 @@ impl World {
     async fn new(more: &str) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a port");
         let address = listener.local_addr().expect("bound");
-        let servers = vec![server(42, "a", "running", "10.0.0.2"), server(43, "b", "off", "10.0.0.3")];
+        let servers =
+            vec![server(42, "a", "running", "10.0.0.2"), server(43, "b", "off", "10.0.0.3")];
         let fake = Arc::new(Lock::new(Fake { servers, next: 1000, ..Fake::default() }));
         let tasks = Tasks::new("test");
         let (state, group) = (fake.clone(), tasks.clone());
@@ -264,8 +284,12 @@ async fn servers_are_instances() {
     assert_eq!(found.provider_id, "hcloud://42");
     assert_eq!((found.zone.as_str(), found.region.as_str()), ("fsn1-dc14", "fsn1"));
     assert_eq!(found.instance_type, "cx22");
-    let found: Vec<_> = found.addresses.iter().map(|one| (one.type_.as_str(), one.address.as_str())).collect();
-    assert_eq!(found, [("Hostname", "a"), ("ExternalIP", "203.0.113.42"), ("InternalIP", "10.0.0.2")]);
+    let found: Vec<_> =
+        found.addresses.iter().map(|one| (one.type_.as_str(), one.address.as_str())).collect();
+    assert_eq!(
+        found,
+        [("Hostname", "a"), ("ExternalIP", "203.0.113.42"), ("InternalIP", "10.0.0.2")]
+    );
     let lists = world.fake().log.iter().filter(|line| *line == "GET /v1/servers").count();
     assert_eq!(lists, 2, "one list of two pages answers everything");
     world.end().await;
@@ -323,13 +347,17 @@ async fn a_load_balancer_is_made_once_and_changed() {
     assert_eq!(made["services"][0]["listen_port"], 443);
     assert_eq!(made["services"][0]["health_check"]["http"]["path"], "/healthz");
     assert_eq!(made["services"][0]["health_check"]["port"], 31000);
-    assert_eq!(made["targets"], json!([{"type": "server", "server": {"id": 42}, "use_private_ip": true}]));
+    assert_eq!(
+        made["targets"],
+        json!([{"type": "server", "server": {"id": 42}, "use_private_ip": true}])
+    );
 
-    hetzner.update("c", &changed, &targets(&[43])).await.expect("updated");
+    let balancers = hetzner.load_balancers().expect("it has them");
+    balancers.update("c", &changed, &targets(&[43])).await.expect("updated");
     let made = world.fake().balancers.values().next().cloned().expect("still one");
     assert_eq!(made["targets"][0]["server"]["id"], 43);
-    hetzner.delete("c", &changed).await.expect("deleted");
-    hetzner.delete("c", &changed).await.expect("deleted already");
+    balancers.delete("c", &changed).await.expect("deleted");
+    balancers.delete("c", &changed).await.expect("deleted already");
     assert!(world.fake().balancers.is_empty());
     world.end().await;
 }
@@ -375,11 +403,15 @@ async fn routes_are_the_networks() {
     routes.delete("c", &found[0]).await.expect("deleted");
     routes.delete("c", &found[0]).await.expect("deleted already");
     let now = world.fake().routes.clone();
-    assert_eq!(now, [
-        json!({"destination": "10.42.1.0/24", "gateway": "10.0.0.2"}),
-        json!({"destination": "10.42.2.0/24", "gateway": "10.0.0.3"}),
-    ]);
-    let error = routes.create("c", "hint", &wanted("x", "10.42.3.0/24")).await.expect_err("no server");
+    assert_eq!(
+        now,
+        [
+            json!({"destination": "10.42.1.0/24", "gateway": "10.0.0.2"}),
+            json!({"destination": "10.42.2.0/24", "gateway": "10.0.0.3"}),
+        ]
+    );
+    let error =
+        routes.create("c", "hint", &wanted("x", "10.42.3.0/24")).await.expect_err("no server");
     assert!(matches!(error, Error::InstanceNotFound), "{error}");
     world.end().await;
 }

@@ -69,7 +69,11 @@ async fn the_shutdown_taint_comes_and_goes() {
     tokio::time::sleep(Duration::from_secs(30)).await;
     assert_eq!(world.api.writes().len(), 1, "one write");
     world.cloud.state().off.clear();
-    world.api.change(NODES, "/a", &json!({"status": {"conditions": [{"type": "Ready", "status": "True"}]}}));
+    world.api.change(
+        NODES,
+        "/a",
+        &json!({"status": {"conditions": [{"type": "Ready", "status": "True"}]}}),
+    );
     world.until("free", |world| !taints(world, "a").contains(SHUTDOWN)).await;
     assert!(taints(&world, "a").contains("other"));
     world.end().await;

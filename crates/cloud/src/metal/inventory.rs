@@ -107,7 +107,11 @@ impl Inventory {
             for (number, one) in machine.addresses.iter().enumerate() {
                 let at = format!("{at}.addresses[{number}]");
                 if !TYPES.contains(&one.type_.as_str()) {
-                    return Some(format!("{at}.type: {:?}: expected one of {}", one.type_, TYPES.join(", ")));
+                    return Some(format!(
+                        "{at}.type: {:?}: expected one of {}",
+                        one.type_,
+                        TYPES.join(", ")
+                    ));
                 }
                 let is_ip = one.address.parse::<std::net::IpAddr>().is_ok();
                 if one.type_.ends_with("IP") && !is_ip {

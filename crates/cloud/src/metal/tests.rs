@@ -56,7 +56,8 @@ async fn machines_are_found_by_provider_id_or_name() {
     check("x", "", Ok(false)).await;
     check("x", "metal://x", Ok(false)).await;
     // Another cloud's node must not be deleted.
-    let foreign = "node b has the provider ID \"hcloud://5\", which is not of the cloud provider \"metal\"";
+    let foreign =
+        "node b has the provider ID \"hcloud://5\", which is not of the cloud provider \"metal\"";
     check("b", "hcloud://5", Err(foreign)).await;
 }
 
@@ -70,7 +71,10 @@ async fn metadata_come_from_the_file() {
     assert_eq!(found.instance_type, "r650");
     assert_eq!(found.addresses.len(), 2);
     let found = metal.metadata(&node("b", "")).await.expect("known").expect("some");
-    assert_eq!((found.provider_id.as_str(), found.region.as_str()), ("redfish://serial-7", "potsdam"));
+    assert_eq!(
+        (found.provider_id.as_str(), found.region.as_str()),
+        ("redfish://serial-7", "potsdam")
+    );
     let found = metal.metadata(&node("a", "simulated://x/a")).await.expect("known").expect("some");
     assert_eq!(found.provider_id, "simulated://x/a", "it cannot change");
     let error = metal.metadata(&node("x", "")).await.expect_err("unknown");
@@ -90,7 +94,10 @@ fn mistakes_in_the_file_are_named() {
     check("machines: [{name: a}, {name: a}]", "machines[1].name: \"a\" is there twice");
     check("machines: [{name: a}, {providerID: 'metal://a'}]", "machines[1].providerID");
     check("machines: [{name: a, rack: b}]", "rack");
-    check("machines: [{name: a, addresses: [{type: IP, address: x}]}]", "addresses[0].type: \"IP\"");
+    check(
+        "machines: [{name: a, addresses: [{type: IP, address: x}]}]",
+        "addresses[0].type: \"IP\"",
+    );
     check("machines: [{name: a, addresses: [{type: InternalIP, address: x}]}]", "is no IP address");
     check("machines: []\npower: {command: []}", "power.command: a program is required");
     check("machines: []\npower: {command: [x], timeout: soon}", "soon");
@@ -120,7 +127,8 @@ async fn a_wrong_file_changes_nothing() {
     assert!(!has("a").await);
     std::fs::remove_file(&metal.path).expect("removed");
     replace("machines: [{name: z}, {name: y}]\nregion: [");
-    std::fs::write(directory.path().join("inventory.yaml"), "machines: [{name: z}, {name: x}]").expect("written");
+    std::fs::write(directory.path().join("inventory.yaml"), "machines: [{name: z}, {name: x}]")
+        .expect("written");
     let changed = async {
         while !has("x").await {
             assert!(has("z").await, "the last good file counts");
@@ -142,7 +150,8 @@ async fn a_command_knows_the_power() {
     let metal = metal(&directory, &format!("power: {{command: [{power}]}}\n"));
     assert!(metal.is_shut_down(&node("a", "")).await.expect("off"));
     assert!(!metal.is_shut_down(&node("b", "")).await.expect("on"));
-    let error = metal.is_shut_down(&node("x", "metal://c")).await.expect_err("no answer").to_string();
+    let error =
+        metal.is_shut_down(&node("x", "metal://c")).await.expect_err("no answer").to_string();
     assert!(error.ends_with("printed \"perhaps\", expected on or off"), "{error}");
 }
 

@@ -15,7 +15,9 @@ const HOSTNAME: &str = "Hostname";
 pub enum WrongNodeIp {
     #[error("failed to parse node IP {0:?}: could not parse {1:?}")]
     Syntax(String, String),
-    #[error("failed to parse node IP {0:?}: must contain either a single IP or a dual-stack pair of IPs")]
+    #[error(
+        "failed to parse node IP {0:?}: must contain either a single IP or a dual-stack pair of IPs"
+    )]
     Family(String),
     #[error("failed to get node address from cloud provider that matches ip: {0}")]
     Unknown(IpAddr),
@@ -59,7 +61,8 @@ fn parse(annotation: &str) -> Result<Vec<IpAddr>, WrongNodeIp> {
         let wrong = || WrongNodeIp::Syntax(annotation.to_owned(), word.to_owned());
         word.parse().map_err(|_| wrong())
     };
-    let ips: Vec<IpAddr> = annotation.split(',').map(str::trim).map(parse).collect::<Result<_, _>>()?;
+    let ips: Vec<IpAddr> =
+        annotation.split(',').map(str::trim).map(parse).collect::<Result<_, _>>()?;
     match ips.as_slice() {
         [_] => Ok(ips),
         [one, other] if one.is_ipv4() != other.is_ipv4() => Ok(ips),
@@ -112,13 +115,14 @@ mod tests {
         };
         check(None, Ok(CLOUD));
         check(Some("10.0.1.1"), Ok(&[("InternalIP", "10.0.1.1"), ("ExternalIP", "203.0.113.1")]));
-        check(
-            Some("203.0.113.1"),
-            Ok(&[CLOUD[2], CLOUD[0], CLOUD[1], CLOUD[3]]),
-        );
+        check(Some("203.0.113.1"), Ok(&[CLOUD[2], CLOUD[0], CLOUD[1], CLOUD[3]]));
         check(
             Some("fd00::1,10.0.0.1"),
-            Ok(&[("InternalIP", "fd00::1"), ("InternalIP", "10.0.0.1"), ("ExternalIP", "203.0.113.1")]),
+            Ok(&[
+                ("InternalIP", "fd00::1"),
+                ("InternalIP", "10.0.0.1"),
+                ("ExternalIP", "203.0.113.1"),
+            ]),
         );
         check(
             Some("10.9.9.9"),

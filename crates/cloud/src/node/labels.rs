@@ -39,9 +39,15 @@ pub fn of(node: &Node, metadata: &Metadata) -> BTreeMap<String, String> {
     for (key, value) in &metadata.labels {
         let present = node.metadata.labels.as_ref().and_then(|labels| labels.get(key));
         if is_kubernetes_own(key) {
-            tracing::warn!(label = key, "discarded a node label: the cloud must not use namespaces of Kubernetes");
+            tracing::warn!(
+                label = key,
+                "discarded a node label: the cloud must not use namespaces of Kubernetes"
+            );
         } else if present.is_some_and(|present| present != value) {
-            tracing::warn!(label = key, "discarded a node label: the node has it with another value");
+            tracing::warn!(
+                label = key,
+                "discarded a node label: the node has it with another value"
+            );
         } else {
             labels.insert(key.clone(), value.clone());
         }
@@ -64,20 +70,25 @@ mod tests {
     use super::*;
 
     fn node(labels: Value) -> Node {
-        serde_json::from_value(json!({"metadata": {"name": "n", "labels": labels}})).expect("a Node")
+        serde_json::from_value(json!({"metadata": {"name": "n", "labels": labels}}))
+            .expect("a Node")
     }
 
     #[test]
     fn the_old_label_decides() {
         let check = |labels: Value, expected: &[(&str, &str)]| {
             let found = repairs(&node(labels.clone()));
-            let found: Vec<_> = found.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
+            let found: Vec<_> =
+                found.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
             assert_eq!(found, expected, "{labels}");
         };
         check(json!({(ZONE[0]): "a"}), &[(ZONE[1], "a")]);
         check(json!({(ZONE[0]): "a", (ZONE[1]): "b"}), &[(ZONE[1], "a")]);
         check(json!({(ZONE[1]): "b"}), &[]);
-        check(json!({(REGION[0]): "r", (REGION[1]): "r", (INSTANCE_TYPE[0]): "t"}), &[(INSTANCE_TYPE[1], "t")]);
+        check(
+            json!({(REGION[0]): "r", (REGION[1]): "r", (INSTANCE_TYPE[0]): "t"}),
+            &[(INSTANCE_TYPE[1], "t")],
+        );
     }
 
     #[test]

@@ -69,9 +69,13 @@ struct Controller {
 enum Failure {
     #[error("failed to get instance metadata for node {node}: {error}")]
     Metadata { node: String, error: Error },
-    #[error("failed to get instance metadata for node {0}: cloud provider does not set node provider ID for node {0}")]
+    #[error(
+        "failed to get instance metadata for node {0}: cloud provider does not set node provider ID for node {0}"
+    )]
     NoProviderId(String),
-    #[error("failed to get node modifiers from cloud provider: provided node ip for node {node:?} is not valid: {error}")]
+    #[error(
+        "failed to get node modifiers from cloud provider: provided node ip for node {node:?} is not valid: {error}"
+    )]
     NodeIp { node: String, error: addresses::WrongNodeIp },
     #[error(transparent)]
     Api(#[from] client::Error),

@@ -122,7 +122,11 @@ async fn labels_are_repaired_and_heartbeats_ask_no_cloud() {
     world.rest().await;
     let asked = world.calls("metadata");
     for count in 0..20 {
-        world.api.change(NODES, "/a", &json!({"status": {"nodeInfo": {"bootID": count.to_string()}}}));
+        world.api.change(
+            NODES,
+            "/a",
+            &json!({"status": {"nodeInfo": {"bootID": count.to_string()}}}),
+        );
     }
     world.rest().await;
     assert_eq!(world.calls("metadata"), asked);

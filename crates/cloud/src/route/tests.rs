@@ -12,7 +12,12 @@ fn node(name: &str, cidrs: &[&str]) -> Value {
 }
 
 fn route(node: &str, destination: &str) -> Route {
-    Route { name: "old".into(), node: node.into(), destination: destination.into(), ..Route::default() }
+    Route {
+        name: "old".into(),
+        node: node.into(),
+        destination: destination.into(),
+        ..Route::default()
+    }
 }
 
 fn world(routes: Vec<Route>) -> World {
@@ -86,7 +91,8 @@ async fn a_route_that_fails_is_a_condition_and_an_event() {
 
 #[test]
 fn changed_addresses_replace_the_route() {
-    let address = |address: &str| NodeAddress { type_: "InternalIP".into(), address: address.into() };
+    let address =
+        |address: &str| NodeAddress { type_: "InternalIP".into(), address: address.into() };
     let facts = Facts {
         name: "a".into(),
         cidrs: vec!["10.42.1.0/24".into()],

@@ -87,7 +87,10 @@ mod tests {
         check(json!({"metadata": {"uid": "2"}}), true);
         check(json!({"spec": {"ports": [{"port": 80, "nodePort": 30001}]}}), true);
         check(json!({"spec": {"loadBalancerSourceRanges": ["10.0.0.0/8"]}}), true);
-        check(json!({"spec": {"externalTrafficPolicy": "Local", "healthCheckNodePort": 30002}}), true);
+        check(
+            json!({"spec": {"externalTrafficPolicy": "Local", "healthCheckNodePort": 30002}}),
+            true,
+        );
         check(json!({"spec": {"sessionAffinity": "ClientIP"}}), true);
         check(json!({"spec": {"ipFamilies": ["IPv4"]}}), true);
         check(json!({"spec": {"ipFamilies": ["IPv6"], "externalIPs": ["10.0.0.9"]}}), true);
@@ -103,9 +106,15 @@ mod tests {
         check(json!({}), (true, false));
         check(json!({"metadata": {"finalizers": finalizers}}), (true, false));
         check(json!({"spec": {"type": "ClusterIP"}}), (false, false));
-        check(json!({"metadata": {"finalizers": finalizers}, "spec": {"type": "ClusterIP"}}), (false, true));
+        check(
+            json!({"metadata": {"finalizers": finalizers}, "spec": {"type": "ClusterIP"}}),
+            (false, true),
+        );
         let gone = "2026-01-01T00:00:00Z";
-        check(json!({"metadata": {"finalizers": finalizers, "deletionTimestamp": gone}}), (true, true));
+        check(
+            json!({"metadata": {"finalizers": finalizers, "deletionTimestamp": gone}}),
+            (true, true),
+        );
         check(json!({"spec": {"loadBalancerClass": "a/b"}}), (false, false));
         let deleted = json!({"metadata": {"finalizers": finalizers, "deletionTimestamp": gone}, "spec": {"loadBalancerClass": "a/b"}});
         check(deleted, (false, false));

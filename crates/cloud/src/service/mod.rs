@@ -292,7 +292,12 @@ impl Controller {
         metrics::BALANCER_SYNCS.count(&[]);
         match balancers.ensure(&self.context.options.cluster, service, &targets).await {
             Ok(ingress) => {
-                self.say(service, EventType::Normal, "EnsuredLoadBalancer", "Ensured load balancer");
+                self.say(
+                    service,
+                    EventType::Normal,
+                    "EnsuredLoadBalancer",
+                    "Ensured load balancer",
+                );
                 self.write_status(key, service, &ingress).await
             }
             Err(Error::ImplementedElsewhere) => Ok(()),
@@ -397,7 +402,12 @@ impl Controller {
     }
 
     /// A Service that is gone needs no patch.
-    async fn patch(&self, key: &ObjectKey, patch: &Value, what: &'static str) -> Result<(), Failure> {
+    async fn patch(
+        &self,
+        key: &ObjectKey,
+        patch: &Value,
+        what: &'static str,
+    ) -> Result<(), Failure> {
         let api: Api<Service> = self.context.client.api(Some(&key.namespace));
         let patch = Patch::Strategic(patch);
         match api.patch_status(&key.name, &PatchParams::default(), &patch).await {

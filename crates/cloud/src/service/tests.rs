@@ -53,9 +53,16 @@ async fn a_load_balancer_lives_with_its_service() {
     assert_eq!(world.calls("ensure"), 1, "its own writes wake nothing");
     assert_eq!(
         world.api.events(),
-        ["EnsuringLoadBalancer: Ensuring load balancer", "EnsuredLoadBalancer: Ensured load balancer"]
+        [
+            "EnsuringLoadBalancer: Ensuring load balancer",
+            "EnsuredLoadBalancer: Ensured load balancer"
+        ]
     );
-    world.api.change(SERVICES, "ns/web", &json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
+    world.api.change(
+        SERVICES,
+        "ns/web",
+        &json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}),
+    );
     world.until("gone", |world| world.api.get(SERVICES, "ns/web").is_none()).await;
     assert!(world.cloud.state().balancers.is_empty());
     world.until("all events", |world| world.api.events().len() == 4).await;
@@ -113,7 +120,9 @@ async fn load_balancers_follow_nodes() {
     made(&world, "web").await;
     world.api.put(NODES, node("c"));
     world.until("c is there", |world| hosts(world, "web") == ["a", "b", "c"]).await;
-    world.until("the event", |world| world.api.reasons().contains(&"UpdatedLoadBalancer".to_owned())).await;
+    world
+        .until("the event", |world| world.api.reasons().contains(&"UpdatedLoadBalancer".to_owned()))
+        .await;
     let excluded = json!({"metadata": {"labels": {"node.kubernetes.io/exclude-from-external-load-balancers": "true"}}});
     world.api.change(NODES, "/a", &excluded);
     world.until("a is excluded", |world| hosts(world, "web") == ["b", "c"]).await;
@@ -127,7 +136,11 @@ async fn load_balancers_follow_nodes() {
     world.api.remove(NODES, "/c");
     // The Service's own queue repeats what the update could not do.
     world.until("c is gone", |world| hosts(world, "web") == ["b"]).await;
-    world.until("the event", |world| world.api.reasons().contains(&"UpdateLoadBalancerFailed".to_owned())).await;
+    world
+        .until("the event", |world| {
+            world.api.reasons().contains(&"UpdateLoadBalancerFailed".to_owned())
+        })
+        .await;
     let line = "UpdateLoadBalancerFailed: Error updating load balancer with new hosts [b] [node names limited, total number of nodes: 1], error: update does not work";
     assert!(world.api.events().contains(&line.to_owned()), "{:?}", world.api.events());
     world.end().await;
@@ -159,7 +172,11 @@ async fn a_new_service_of_the_same_name_gets_its_own() {
 #[test]
 fn names_in_events_are_limited() {
     let target = |number: usize| {
-        Arc::new(Target { name: format!("n{number:02}"), provider_id: String::new(), addresses: vec![] })
+        Arc::new(Target {
+            name: format!("n{number:02}"),
+            provider_id: String::new(),
+            addresses: vec![],
+        })
     };
     let all: Vec<_> = (0..23).map(target).collect();
     let names = loggable(&all);
