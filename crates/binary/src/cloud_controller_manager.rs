@@ -177,7 +177,7 @@ impl CloudControllerManager {
 pub async fn run(flags: CloudControllerManager) -> anyhow::Result<()> {
     let provider = flags.cloud_provider.as_deref().unwrap_or_default();
     ensure!(!provider.is_empty(), "--cloud-provider cannot be empty");
-    let selected = cloud::selected(&flags.controllers).context("--controllers")?;
+    cloud::known(&flags.controllers).context("--controllers")?;
     let provider = cloud::open(provider, flags.cloud_config.as_deref())
         .context("Cloud provider could not be initialized")?;
     let kubeconfig = flags.kubeconfig.clone().context("--kubeconfig is missing")?;
@@ -193,7 +193,7 @@ pub async fn run(flags: CloudControllerManager) -> anyhow::Result<()> {
         let page = Page::new(NAME, flags.election.elects(), &leadership, configz, &figures);
         flags.serving.serve(PORT, &page, tasks).await?;
         let work = |stop| {
-            for name in selected {
+            for name in cloud::able(&flags.controllers, &*provider, &options) {
                 page.healthz().add(name, || Ok(()));
             }
             cloud::run(client_for, &flags.controllers, provider, options, stop)

@@ -27,6 +27,6 @@ mod target;
 #[cfg(test)]
 mod testing;
 
-pub use manager::{Options, UnknownController, WrongCidr, run, selected};
+pub use manager::{Options, UnknownController, WrongCidr, able, known, run};
 pub use metrics::encode as encode_metrics;
 pub use provider::{OpenError, Provider, open};

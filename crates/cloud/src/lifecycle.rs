@@ -20,16 +20,19 @@ use futures::StreamExt;
 use k8s_openapi::api::core::v1::{Node, Taint};
 use serde_json::json;
 
-use crate::manager::{Context, Unable};
-use crate::provider::Instances;
+use crate::manager::{Context, Options, Unable};
+use crate::provider::{Instances, Provider};
 
 const SHUTDOWN: &str = "node.cloudprovider.kubernetes.io/shutdown";
 const NO_SCHEDULE: &str = "NoSchedule";
 /// How many nodes are looked at together.
 const AT_ONCE: usize = 16;
 
-pub fn start(context: Context) -> Result<(), Unable> {
-    context.provider.instances().ok_or(Unable::NoInstances)?;
+pub fn check(provider: &dyn Provider, _: &Options) -> Result<(), Unable> {
+    provider.instances().map(drop).ok_or(Unable::NoInstances)
+}
+
+pub fn start(context: Context) {
     let informer = context.informers.of::<Node>();
     let watched: Arc<Mutex<BTreeSet<Arc<str>>>> = Arc::default();
     let seen = watched.clone();
@@ -46,7 +49,6 @@ pub fn start(context: Context) -> Result<(), Unable> {
         informer.synced().await;
         this.monitor().await;
     });
-    Ok(())
 }
 
 struct Controller {

@@ -124,7 +124,10 @@ struct Row {
     account: &'static str,
     /// The source of its events.
     component: &'static str,
-    start: fn(Context) -> Result<(), Unable>,
+    /// Whether the provider and the flags leave it something to do.
+    check: fn(&dyn Provider, &Options) -> Result<(), Unable>,
+    /// Subscribes and spawns; returns at once.
+    start: fn(Context),
 }
 
 const CONTROLLERS: &[Row] = &[
@@ -133,6 +136,7 @@ const CONTROLLERS: &[Row] = &[
         alias: "cloud-node",
         account: "node-controller",
         component: "cloud-node-controller",
+        check: node::check,
         start: node::start,
     },
     Row {
@@ -140,6 +144,7 @@ const CONTROLLERS: &[Row] = &[
         alias: "cloud-node-lifecycle",
         account: "node-controller",
         component: "cloud-node-lifecycle-controller",
+        check: lifecycle::check,
         start: lifecycle::start,
     },
     Row {
@@ -147,6 +152,7 @@ const CONTROLLERS: &[Row] = &[
         alias: "service",
         account: "service-controller",
         component: "service-controller",
+        check: service::check,
         start: service::start,
     },
     Row {
@@ -154,6 +160,7 @@ const CONTROLLERS: &[Row] = &[
         alias: "route",
         account: "route-controller",
         component: "route_controller",
+        check: route::check,
         start: route::start,
     },
 ];
@@ -173,16 +180,28 @@ impl Row {
 #[error("{0:?} is not in the list of known controllers")]
 pub struct UnknownController(String);
 
-/// The names of those that `--controllers` selects.
-pub fn selected(selection: &[String]) -> Result<Vec<&'static str>, UnknownController> {
+/// Checks the words of `--controllers`.
+pub fn known(selection: &[String]) -> Result<(), UnknownController> {
     let names_one = |word: &&String| {
         let word = word.strip_prefix('-').unwrap_or(word);
         word == "*" || CONTROLLERS.iter().any(|row| row.name == word || row.alias == word)
     };
-    if let Some(wrong) = selection.iter().find(|word| !names_one(word)) {
-        return Err(UnknownController(wrong.strip_prefix('-').unwrap_or(wrong).to_owned()));
+    match selection.iter().find(|word| !names_one(word)) {
+        Some(wrong) => Err(UnknownController(wrong.strip_prefix('-').unwrap_or(wrong).to_owned())),
+        None => Ok(()),
     }
-    Ok(CONTROLLERS.iter().filter(|row| row.is_enabled(selection)).map(|row| row.name).collect())
+}
+
+/// The names of the selected controllers that the provider can serve.
+pub fn able(selection: &[String], provider: &dyn Provider, options: &Options) -> Vec<&'static str> {
+    rows(selection)
+        .filter(|row| (row.check)(provider, options).is_ok())
+        .map(|row| row.name)
+        .collect()
+}
+
+fn rows(selection: &[String]) -> impl Iterator<Item = &'static Row> {
+    CONTROLLERS.iter().filter(|row| row.is_enabled(selection))
 }
 
 /// Runs the selected controllers until `stop`. `client_for` gives a client for an identity:
@@ -201,24 +220,21 @@ pub async fn run(
     let events = EventRecorder::new(client, &tasks, "cloud-controller-manager", None);
     let options = Arc::new(options);
     provider.start(&tasks);
-    for row in CONTROLLERS.iter().filter(|row| row.is_enabled(selection)) {
-        let context = Context {
+    for row in rows(selection) {
+        if let Err(why) = (row.check)(&*provider, &options) {
+            tracing::warn!(controller = row.name, reason = %why, "controller not started");
+            continue;
+        }
+        (row.start)(Context {
             client: client_for(row.account),
             informers: informers.clone(),
             events: events.for_component(row.component),
             tasks: tasks.clone(),
             options: options.clone(),
             provider: provider.clone(),
-        };
-        match (row.start)(context) {
-            Ok(()) => {
-                metrics::runs(row.alias);
-                tracing::info!(controller = row.name, "controller started");
-            }
-            Err(why) => {
-                tracing::warn!(controller = row.name, reason = %why, "controller not started");
-            }
-        }
+        });
+        metrics::runs(row.alias);
+        tracing::info!(controller = row.name, "controller started");
     }
     let group = tasks.stop_signal();
     tokio::select! {
@@ -240,14 +256,29 @@ mod tests {
     #[test]
     fn the_flag_selects_controllers_by_both_names() {
         let check = |text: &str, expected: &[&str]| {
-            assert_eq!(selected(&words(text)).expect("names"), expected, "{text}");
+            known(&words(text)).expect("names");
+            let found: Vec<_> = rows(&words(text)).map(|row| row.name).collect();
+            assert_eq!(found, expected, "{text}");
         };
         let all: Vec<_> = CONTROLLERS.iter().map(|row| row.name).collect();
         check("", &all);
         check("*", &all);
         check("*,-service,-node-route-controller", &all[..2]);
         check("route", &["node-route-controller"]);
-        assert_eq!(selected(&words("*,-nodes")), Err(UnknownController("nodes".to_owned())));
+        assert_eq!(known(&words("*,-nodes")), Err(UnknownController("nodes".to_owned())));
+    }
+
+    #[test]
+    fn controllers_without_work_do_not_start() {
+        let fake = crate::testing::Fake::default();
+        let check = |options: Options, expected: usize| {
+            assert_eq!(able(&[], &fake, &options).len(), expected, "{options:?}");
+        };
+        check(Options::default(), 3);
+        let cluster_cidrs = Options::parse_cidrs("10.0.0.0/16").expect("a range");
+        let options = Options { cluster_cidrs, ..Options::default() };
+        check(options.clone(), 4);
+        check(Options { configure_routes: false, ..options }, 3);
     }
 
     #[test]

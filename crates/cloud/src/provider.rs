@@ -45,6 +45,7 @@ pub enum Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// A cloud. A part that it does not have is `None`; the controller of that part does not start.
+#[async_trait]
 pub trait Provider: Send + Sync {
     /// The name in `--cloud-provider`.
     fn name(&self) -> &'static str;
@@ -59,6 +60,11 @@ pub trait Provider: Send + Sync {
 
     fn routes(&self) -> Option<&dyn Routes> {
         None
+    }
+
+    /// Resolves when machines may have come or changed, for providers that notice it. One task waits for it.
+    async fn changed(&self) {
+        std::future::pending().await
     }
 
     /// Work of the provider beside the calls, for example watching its configuration.

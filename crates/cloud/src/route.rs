@@ -21,30 +21,33 @@ use ipnet::IpNet;
 use k8s_openapi::api::core::v1::{Node, NodeAddress, ObjectReference};
 use serde_json::json;
 
-use crate::manager::{Context, Unable};
+use crate::manager::{Context, Options, Unable};
 use crate::metrics;
-use crate::provider::{Result, Route, Routes};
+use crate::provider::{Provider, Result, Route, Routes};
 
 /// How many routes change together. Upstream: 200.
 const AT_ONCE: usize = 200;
 /// How many conditions are written together.
 const WRITES: usize = 16;
 
-pub fn start(context: Context) -> std::result::Result<(), Unable> {
-    if !context.options.configure_routes {
+pub fn check(provider: &dyn Provider, options: &Options) -> std::result::Result<(), Unable> {
+    if !options.configure_routes {
         return Err(Unable::RoutesAreOff);
     }
-    context.provider.routes().ok_or(Unable::NoRoutes)?;
-    if context.options.cluster_cidrs.is_empty() {
-        return Err(Unable::NoClusterCidr);
+    provider.routes().ok_or(Unable::NoRoutes)?;
+    match options.cluster_cidrs.is_empty() {
+        true => Err(Unable::NoClusterCidr),
+        false => Ok(()),
     }
+}
+
+pub fn start(context: Context) {
     let informer = context.informers.of::<Node>();
     let this = Controller { nodes: informer.view(), context: context.clone() };
     context.tasks.spawn("node-route-controller", async move {
         informer.synced().await;
         this.run().await;
     });
-    Ok(())
 }
 
 /// The fields of a Node that routes need.

@@ -22,7 +22,7 @@ use kube::client::Body;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-use crate::manager::{Context, Options, Unable};
+use crate::manager::{Context, Options};
 use crate::provider::{
     Error, Instances, LoadBalancers, Metadata, Provider, Result, Route, Routes, ingress,
 };
@@ -272,6 +272,7 @@ fn strategic(into: &mut Value, mut patch: Value) {
 #[derive(Default)]
 pub struct Fake {
     state: Mutex<Cloud>,
+    pub changed: tokio::sync::Notify,
 }
 
 #[derive(Default)]
@@ -303,6 +304,7 @@ impl Fake {
     }
 }
 
+#[async_trait]
 impl Provider for Fake {
     fn name(&self) -> &'static str {
         "fake"
@@ -318,6 +320,10 @@ impl Provider for Fake {
 
     fn routes(&self) -> Option<&dyn Routes> {
         Some(self)
+    }
+
+    async fn changed(&self) {
+        self.changed.notified().await;
     }
 }
 
@@ -406,12 +412,7 @@ pub struct World {
 }
 
 impl World {
-    pub fn start(
-        api: Server,
-        cloud: Arc<Fake>,
-        options: Options,
-        start: fn(Context) -> std::result::Result<(), Unable>,
-    ) -> Self {
+    pub fn start(api: Server, cloud: Arc<Fake>, options: Options, start: fn(Context)) -> Self {
         let tasks = Tasks::new("test");
         let client = api.client();
         let context = Context {
@@ -422,7 +423,7 @@ impl World {
             options: Arc::new(options),
             provider: cloud.clone(),
         };
-        start(context).expect("it starts");
+        start(context);
         Self { api, cloud, tasks }
     }
 

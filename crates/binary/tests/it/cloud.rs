@@ -49,9 +49,8 @@ fn inventory(scratch: &Scratch, machines: &str) -> Result<String> {
         fs::set_permissions(&balancer, fs::Permissions::from_mode(0o755))?;
     }
     let balancer = balancer.display();
-    let text = format!(
-        "region: r\nmachines: [{machines}]\nloadBalancers: {{command: [{balancer}]}}\n"
-    );
+    let text =
+        format!("region: r\nmachines: [{machines}]\nloadBalancers: {{command: [{balancer}]}}\n");
     scratch.file("machines.yaml", &text)
 }
 

@@ -120,6 +120,7 @@ fn id_of(node: &str, id: &str) -> Result<Option<u64>> {
     number.map(Some).ok_or_else(foreign)
 }
 
+#[async_trait]
 impl Provider for Hetzner {
     fn name(&self) -> &'static str {
         NAME

@@ -18,6 +18,7 @@ use base::task::Tasks;
 use base::watch::FileWatch;
 use k8s_openapi::api::core::v1::{LoadBalancerIngress, Node, Service};
 use serde_json::json;
+use tokio::sync::Notify;
 
 pub use command::CommandError;
 use inventory::{Inventory, Machine};
@@ -36,6 +37,8 @@ pub struct Metal {
     path: PathBuf,
     /// Guards the last good inventory; held for a clone or a replacement.
     inventory: Arc<Mutex<Arc<Inventory>>>,
+    /// Notified when another inventory is there.
+    changed: Arc<Notify>,
     /// Whether load balancers are this provider's: as at the start.
     has_balancers: bool,
 }
@@ -45,7 +48,7 @@ impl Metal {
         let inventory = Inventory::read(path)?;
         let has_balancers = inventory.load_balancers.is_some();
         let inventory = Arc::new(Mutex::new(Arc::new(inventory)));
-        Ok(Self { path: path.to_owned(), inventory, has_balancers })
+        Ok(Self { path: path.to_owned(), inventory, changed: Arc::default(), has_balancers })
     }
 
     fn inventory(&self) -> Arc<Inventory> {
@@ -53,6 +56,7 @@ impl Metal {
     }
 }
 
+#[async_trait]
 impl Provider for Metal {
     fn name(&self) -> &'static str {
         NAME
@@ -66,13 +70,18 @@ impl Provider for Metal {
         self.has_balancers.then_some(self)
     }
 
+    async fn changed(&self) {
+        self.changed.notified().await;
+    }
+
     fn start(&self, tasks: &Tasks) {
-        tasks.spawn("metal inventory", follow(self.path.clone(), self.inventory.clone()));
+        let follow = follow(self.path.clone(), self.inventory.clone(), self.changed.clone());
+        tasks.spawn("metal inventory", follow);
     }
 }
 
 /// Reads the file again after each change in its directory.
-async fn follow(path: PathBuf, inventory: Arc<Mutex<Arc<Inventory>>>) {
+async fn follow(path: PathBuf, inventory: Arc<Mutex<Arc<Inventory>>>, changed: Arc<Notify>) {
     let watch = match FileWatch::open(&path) {
         Ok(watch) => watch,
         Err(error) => {
@@ -88,6 +97,7 @@ async fn follow(path: PathBuf, inventory: Arc<Mutex<Arc<Inventory>>>) {
                 if **current != new {
                     tracing::info!(path = %path.display(), machines = new.machines.len(), "read the inventory");
                     *current = Arc::new(new);
+                    changed.notify_one();
                 }
             }
             Err(error) => tracing::error!(%error, "kept the previous inventory"),

@@ -6,8 +6,8 @@
 //!
 //! Invariants: a tainted node gets everything in one write, and the taint goes with that write. Untainted nodes keep
 //! their labels; only labels that must agree with each other are repaired, and addresses follow the cloud's.
-//! Cost: a change of a node compares a few of its labels. Every `--node-status-update-frequency` the cloud is asked
-//! about all nodes, `--concurrent-node-status-updates` at a time.
+//! Cost: a change of a node compares a few of its labels. Every `--node-status-update-frequency`, and when the provider
+//! says that the cloud has changed, it is asked about all nodes, `--concurrent-node-status-updates` at a time.
 //! Upstream: `cloud-provider/controllers/node`.
 
 mod addresses;
@@ -24,16 +24,19 @@ use k8s_openapi::api::core::v1::Node;
 use machinery::selector::Selector;
 use serde_json::{Value, json};
 
-use crate::manager::{Context, Unable};
+use crate::manager::{Context, Options, Unable};
 use crate::metrics;
-use crate::provider::{Error, Metadata};
+use crate::provider::{Error, Metadata, Provider};
 use crate::target::provider_id;
 
 /// The taint of a node that no cloud has described.
 const UNINITIALIZED: &str = "node.cloudprovider.kubernetes.io/uninitialized";
 
-pub fn start(context: Context) -> Result<(), Unable> {
-    context.provider.instances().ok_or(Unable::NoInstances)?;
+pub fn check(provider: &dyn Provider, _: &Options) -> Result<(), Unable> {
+    provider.instances().map(drop).ok_or(Unable::NoInstances)
+}
+
+pub fn start(context: Context) {
     let informer = context.informers.of::<Node>();
     let queue: WorkQueue<Arc<str>> = WorkQueue::new("Nodes");
     let waiting = queue.clone();
@@ -45,23 +48,23 @@ pub fn start(context: Context) -> Result<(), Unable> {
         }
     });
     let tasks = context.tasks.clone();
-    let this = Arc::new(Controller { nodes: informer.lister(), context });
+    let this = Arc::new(Controller { nodes: informer.lister(), queue, context });
     tasks.clone().spawn("cloud-node-controller", async move {
         informer.synced().await;
         let workers = this.context.options.node_syncs;
         let own = this.clone();
-        spawn_workers(&tasks, &queue, workers, move |name: Arc<str>| {
+        spawn_workers(&tasks, &this.queue, workers, move |name: Arc<str>| {
             let this = own.clone();
             async move { this.reconcile(&name).await.map_err(|failure| failure.to_string()) }
         });
         this.follow_addresses().await;
     });
-    Ok(())
 }
 
 struct Controller {
     context: Context,
     nodes: Lister<Node>,
+    queue: WorkQueue<Arc<str>>,
 }
 
 /// A failure of a reconcile: the queue logs it and tries again.
@@ -95,7 +98,7 @@ impl Controller {
     }
 
     async fn initialize(&self, name: &str, node: &Node) -> Result<Outcome, Failure> {
-        tracing::info!(node = name, "initializing the node with the cloud provider");
+        tracing::debug!(node = name, "initializing the node with the cloud provider");
         let Some(metadata) = self.metadata(name, node).await? else {
             tracing::info!(node = name, "skipped the node: the cloud provider has no metadata");
             return Ok(Outcome::Done);
@@ -135,21 +138,27 @@ impl Controller {
         }
     }
 
-    /// Compares the addresses of all nodes with the cloud's, again and again.
+    /// Compares the addresses of all nodes with the cloud's, in each period and when the cloud has changed. Nodes
+    /// that wait for the cloud are tried again then, whatever their backoff.
     async fn follow_addresses(&self) {
         let options = &self.context.options;
         let at_once = options.node_status_updates.max(1);
         let mut ticks = tokio::time::interval(options.node_status_update_frequency);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
-            ticks.tick().await;
+            tokio::select! {
+                _ = ticks.tick() => {}
+                () = self.context.provider.changed() => {}
+            }
             let entries = self.nodes.entries(None, &Selector::everything());
             let nodes = futures::stream::iter(entries);
             nodes
                 .for_each_concurrent(at_once, |entry| async move {
-                    let node = self.nodes.get_key(&entry.header.key);
-                    if let Some(node) = node.filter(|node| !is_uninitialized(node)) {
-                        self.follow_addresses_of(&node).await;
+                    let key = &entry.header.key;
+                    match self.nodes.get_key(key) {
+                        Some(node) if is_uninitialized(&node) => self.queue.add(key.name.clone()),
+                        Some(node) => self.follow_addresses_of(&node).await,
+                        None => {}
                     }
                 })
                 .await;

@@ -91,6 +91,20 @@ async fn a_node_waits_for_its_machine() {
     world.end().await;
 }
 
+/// Without it, the node would wait for its backoff, which has grown to minutes.
+#[tokio::test(start_paused = true)]
+async fn a_change_of_the_cloud_ends_the_backoff() {
+    let world = world(&[]);
+    world.api.put(NODES, node("a", uninitialized()));
+    world.until("many tries", |world| world.calls("metadata a") > 16).await;
+    world.cloud.state().machines.insert("a".into(), metadata("a"));
+    world.cloud.changed.notify_one();
+    let before = tokio::time::Instant::now();
+    world.until("initialized", |world| is_initialized(world, "a")).await;
+    assert!(before.elapsed() < Duration::from_secs(1));
+    world.end().await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_wrong_node_ip_keeps_the_taint() {
     let world = world(&["a"]);

@@ -31,9 +31,9 @@ use futures::StreamExt;
 use k8s_openapi::api::core::v1::{LoadBalancerIngress, Node, Service};
 use serde_json::{Value, json};
 
-use crate::manager::{Context, Unable};
+use crate::manager::{Context, Options, Unable};
 use crate::metrics;
-use crate::provider::{Error, LoadBalancers};
+use crate::provider::{Error, LoadBalancers, Provider};
 use crate::target::{Target, is_included, provider_id};
 pub use change::has_finalizer;
 use change::{FINALIZER, needs_cleanup, wants};
@@ -43,8 +43,11 @@ const LAST_RETRY: Duration = Duration::from_secs(300);
 /// How many names of nodes an Event has at most.
 const NAMES: usize = 20;
 
-pub fn start(context: Context) -> Result<(), Unable> {
-    context.provider.load_balancers().ok_or(Unable::NoLoadBalancers)?;
+pub fn check(provider: &dyn Provider, _: &Options) -> Result<(), Unable> {
+    provider.load_balancers().map(drop).ok_or(Unable::NoLoadBalancers)
+}
+
+pub fn start(context: Context) {
     let services = context.informers.of::<Service>();
     let nodes = context.informers.of::<Node>();
     let this = Arc::new(Controller {
@@ -75,7 +78,6 @@ pub fn start(context: Context) -> Result<(), Unable> {
             async move { Ok::<_, String>(this.update_all().await) }
         });
     });
-    Ok(())
 }
 
 struct Controller {
