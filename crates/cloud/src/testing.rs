@@ -41,6 +41,8 @@ struct State {
     /// By collection, then by `namespace/name`.
     objects: BTreeMap<String, BTreeMap<String, Value>>,
     watches: Vec<(String, mpsc::Sender<Bytes>)>,
+    /// Every change: its revision, its collection, its line. A watch begins behind its list.
+    log: Vec<(u64, String, Bytes)>,
     events: Vec<Value>,
     /// `PATCH /api/v1/nodes/n`.
     writes: Vec<String>,
@@ -115,7 +117,7 @@ impl Server {
         }
         if parts.method == Method::GET && state.is_collection(path) {
             return match query.contains("watch=true") {
-                true => state.watch(path),
+                true => state.watch(path, query),
                 false => state.list(path),
             };
         }
@@ -199,6 +201,7 @@ impl State {
 
     fn tell(&mut self, collection: &str, kind: &str, object: &Value) {
         let line = Bytes::from(format!("{}\n", json!({"type": kind, "object": object})));
+        self.log.push((self.revision, collection.to_owned(), line.clone()));
         self.watches.retain(|(of, watch)| of != collection || watch.try_send(line.clone()).is_ok());
     }
 
@@ -209,8 +212,13 @@ impl State {
         whole(StatusCode::OK, &json!({"metadata": {"resourceVersion": version}, "items": items}))
     }
 
-    fn watch(&mut self, path: &str) -> Answer {
+    fn watch(&mut self, path: &str, query: &str) -> Answer {
+        let from = query.split('&').find_map(|pair| pair.strip_prefix("resourceVersion="));
+        let from: u64 = from.and_then(|from| from.parse().ok()).unwrap_or(0);
         let (sender, receiver) = mpsc::channel(1024);
+        for (_, _, line) in self.log.iter().filter(|(at, of, _)| *at > from && of == path) {
+            sender.try_send(line.clone()).expect("a short history");
+        }
         self.watches.push((path.to_owned(), sender));
         let frames = stream::unfold(receiver, async |mut receiver| {
             let line = receiver.recv().await?;

@@ -313,13 +313,23 @@ impl Controller {
     }
 
     /// Notes the nodes before the cloud is called: a failed call is repeated by the Service's own queue.
-    /// Returns whether they differ from the last ones.
-    fn note_nodes(&self, key: &ObjectKey, targets: &[Arc<Target>]) -> bool {
-        let now = targets.iter().map(|one| (one.name.clone(), one.provider_id.clone())).collect();
+    fn note_nodes(&self, key: &ObjectKey, targets: &[Arc<Target>]) {
+        if let Some(known) = self.state().known.get_mut(key) {
+            known.nodes = Some(identities(targets));
+        }
+    }
+
+    /// The same, and returns whether the nodes differ from those that the load balancer was told. A load balancer
+    /// that was told none yet is about to be made with the current ones.
+    fn note_changed_nodes(&self, key: &ObjectKey, targets: &[Arc<Target>]) -> bool {
         let mut state = self.state();
         let Some(known) = state.known.get_mut(key) else { return false };
-        let before = known.nodes.replace(now);
-        before.unwrap_or_default() != known.nodes.clone().unwrap_or_default()
+        let now = identities(targets);
+        let differs = known.nodes.as_ref().is_some_and(|before| *before != now);
+        if differs {
+            known.nodes = Some(now);
+        }
+        differs
     }
 
     /// Tells each load balancer the nodes, if they changed. Failed ones go to the queue of Services.
@@ -336,7 +346,7 @@ impl Controller {
         let update = |(key, service): (ObjectKey, Arc<Service>)| {
             let targets = &targets;
             async move {
-                if self.note_nodes(&key, targets)
+                if self.note_changed_nodes(&key, targets)
                     && !self.update(balancers, &service, targets).await
                 {
                     metrics::NODE_SYNC_ERRORS.count(&[]);
@@ -426,6 +436,10 @@ impl Controller {
     fn say(&self, about: &Service, kind: EventType, reason: &str, message: impl Into<String>) {
         self.context.events.event(about, kind, reason, message);
     }
+}
+
+fn identities(targets: &[Arc<Target>]) -> Vec<(String, String)> {
+    targets.iter().map(|one| (one.name.clone(), one.provider_id.clone())).collect()
 }
 
 /// The first names.
