@@ -397,8 +397,12 @@ impl ControllerManager {
 pub async fn run(flags: ControllerManager) -> anyhow::Result<()> {
     flags.serving.install_tls()?;
     let (configz, options) = (flags.configz(), flags.options()?);
-    let client_for =
-        clients(&flags.kubeconfig, flags.master.as_deref(), flags.use_service_account_credentials)?;
+    let client_for = clients(
+        NAME,
+        &flags.kubeconfig,
+        flags.master.as_deref(),
+        flags.use_service_account_credentials,
+    )?;
     let own = client_for(NAME);
     until_signal(NAME, async move |tasks: &Tasks| {
         let leadership = Leadership::default();
@@ -420,20 +424,21 @@ pub async fn run(flags: ControllerManager) -> anyhow::Result<()> {
     .await
 }
 
-/// Clients by account: the kubeconfig's identity for all, or each with its own.
-fn clients(
+/// Clients of a controller manager by account: the kubeconfig's identity for all, or each with its own.
+pub fn clients(
+    name: &'static str,
     kubeconfig: &Path,
     master: Option<&str>,
     has_own: bool,
 ) -> anyhow::Result<impl Fn(&str) -> client::Client + use<>> {
     let options = crate::kubeconfig::options(kubeconfig, master)?;
     let http = transport::HttpClient::new(&options)?;
-    let client = client::Client::over(http, NAME);
+    let client = client::Client::over(http, name);
     Ok(move |account: &str| {
-        if !has_own || account == NAME {
+        if !has_own || account == name {
             return client.clone();
         }
-        accounts::client(&options, client.clone(), account).unwrap_or_else(|error| {
+        accounts::client(name, &options, client.clone(), account).unwrap_or_else(|error| {
             let error = format!("{error:#}");
             tracing::error!(account, error, "failed to make a client for the service account");
             client.clone()

@@ -209,9 +209,11 @@ impl std::fmt::Display for Backend {
 
 impl Server {
     /// Whether this cluster itself serves Services of type LoadBalancer: no cloud and no other controller does.
+    /// With pools it serves them beside a cloud: the cloud may have machines only.
     pub fn serves_load_balancers(&self) -> bool {
-        let has_cloud = self.node.cloud_provider.as_deref().is_some_and(|name| !name.is_empty());
-        !has_cloud && !self.disable.iter().any(|name| name == "service-lb")
+        let cloud = self.node.cloud_provider.as_deref().filter(|name| !name.is_empty());
+        let has_own = cloud.is_none() || !self.load_balancer_pool.is_empty();
+        has_own && !self.disable.iter().any(|name| name == "service-lb")
     }
 
     /// The pools whose addresses the nodes announce.

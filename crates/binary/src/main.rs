@@ -116,8 +116,8 @@ enum Command {
     Kubelet(Box<kubelet_command::Kubelet>),
     /// Run only the embedded container runtime, for crictl or for another kubelet
     Runtime(runtime_command::Runtime),
-    /// Run only the cloud controllers; no provider is built in
-    CloudControllerManager(cloud_controller_manager::CloudControllerManager),
+    /// Run only the cloud controllers: machines of a file (metal), or Hetzner Cloud
+    CloudControllerManager(Box<cloud_controller_manager::CloudControllerManager>),
     /// Evict pods that the scheduler would place elsewhere today
     Descheduler(Box<descheduler::Descheduler>),
     /// Run nodes without machines, thousands in one process, to test schedulers, operators and autoscalers
@@ -225,6 +225,7 @@ impl Command {
             Self::Agent(flags) => Some(&flags.feature_gates),
             Self::KubeApiserver(flags) => Some(&flags.feature_gates),
             Self::KubeControllerManager(flags) => Some(&flags.feature_gates),
+            Self::CloudControllerManager(flags) => Some(&flags.feature_gates),
             Self::KubeScheduler(flags) => Some(&flags.feature_gates),
             Self::KubeProxy(flags) => Some(&flags.feature_gates),
             Self::Kubelet(flags) => Some(&flags.feature_gates),
@@ -240,6 +241,7 @@ impl Command {
                 | Self::Agent(_)
                 | Self::KubeApiserver(_)
                 | Self::KubeControllerManager(_)
+                | Self::CloudControllerManager(_)
                 | Self::KubeScheduler(_)
                 | Self::KubeProxy(_)
                 | Self::Kubelet(_)
@@ -287,7 +289,7 @@ async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Command::KubeProxy(flags) => components::proxy(*flags).await?,
         Command::Kubelet(flags) => kubelet_command::run(*flags, &data_dir).await?,
         Command::Runtime(flags) => runtime_command::run(flags, &data_dir).await?,
-        Command::CloudControllerManager(flags) => cloud_controller_manager::run(&flags)?,
+        Command::CloudControllerManager(flags) => cloud_controller_manager::run(*flags).await?,
         Command::Etcd(flags) => etcd_server::run(*flags, &data_dir).await?,
         Command::Descheduler(flags) => descheduler::run(*flags, &data_dir).await?,
         Command::Simulate(flags) => simulate::run(flags, &data_dir).await?,

@@ -357,6 +357,7 @@ fn start_kubelet(
     config.network_gate = gate.map(|gate| Arc::new(Gate(gate)) as Arc<dyn kubelet::NetworkGate>);
     config.cgroup_driver = driver;
     config.node_ips = node.addresses.clone();
+    config.node_ip_is_given = !flags.node_ip.is_empty();
     config.labels = labels(&flags.node_label)?;
     config.taints =
         flags.node_taint.iter().map(|text| taint(text)).collect::<anyhow::Result<_>>()?;

@@ -52,6 +52,10 @@ pub struct Config {
     pub taints: Vec<Taint>,
     pub register: bool,
     pub provider_id: Option<String>,
+    /// `--cloud-provider=external`: addresses that are in the Node's status stay as they are.
+    pub external_cloud: bool,
+    /// Whether an administrator chose `node_ips`; a cloud controller manager then prefers them.
+    pub node_ip_is_given: bool,
     pub cluster_dns: Vec<IpAddr>,
     pub cluster_domain: String,
     /// The node's resolv.conf, for pods that do not use the cluster's DNS.
@@ -126,6 +130,8 @@ impl Config {
             taints: vec![],
             register: true,
             provider_id: None,
+            external_cloud: false,
+            node_ip_is_given: false,
             cluster_dns: vec![],
             cluster_domain: "cluster.local".into(),
             resolv_conf: "/etc/resolv.conf".into(),

@@ -40,6 +40,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("dns", &["client"]),
     ("descheduler", &["client"]),
     ("simulate", &["client"]),
+    ("cloud", &["client"]),
     ("manifests", &["client"]),
     ("cli", &["client", "manifests", "store", "encryption", "cri", "pki", "runtime", "transport"]),
     ("testkit", &["base"]),

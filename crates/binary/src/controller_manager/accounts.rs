@@ -24,8 +24,13 @@ const SECONDS: u64 = 3600;
 /// A clock that is wrong must not cause a request for each request.
 const SHORTEST: Duration = Duration::from_secs(600);
 
-/// A client with the account's rights.
-pub fn client(options: &ClientOptions, own: Client, account: &str) -> anyhow::Result<Client> {
+/// A client with the account's rights. `manager` is the component's name.
+pub fn client(
+    manager: &str,
+    options: &ClientOptions,
+    own: Client,
+    account: &str,
+) -> anyhow::Result<Client> {
     let source = Account { own, name: account.to_owned(), kept: Mutex::default() };
     let options = ClientOptions {
         cert_pem: None,
@@ -34,7 +39,7 @@ pub fn client(options: &ClientOptions, own: Client, account: &str) -> anyhow::Re
         source: Some(Arc::new(source)),
         ..options.clone()
     };
-    let agent = format!("kube-controller-manager/{account}");
+    let agent = format!("{manager}/{account}");
     Ok(Client::over(HttpClient::new(&options)?, &agent))
 }
 

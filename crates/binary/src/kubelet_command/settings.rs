@@ -149,12 +149,15 @@ impl Settings {
 pub fn wait_for_cloud(provider: Option<&str>, config: &mut kubelet::Config) -> anyhow::Result<()> {
     match provider {
         None | Some("") => {}
-        Some("external") => config.taints.push(Taint {
-            key: UNINITIALIZED.into(),
-            value: Some("true".into()),
-            effect: "NoSchedule".into(),
-            ..Taint::default()
-        }),
+        Some("external") => {
+            config.external_cloud = true;
+            config.taints.push(Taint {
+                key: UNINITIALIZED.into(),
+                value: Some("true".into()),
+                effect: "NoSchedule".into(),
+                ..Taint::default()
+            });
+        }
         Some(other) => bail!("unknown cloud provider {other:?}: expected external"),
     }
     Ok(())

@@ -51,7 +51,7 @@ pub struct SecurePort {
     #[arg(long, default_value_t = IpAddr::V4(Ipv4Addr::UNSPECIFIED))]
     bind_address: IpAddr,
     /// HTTPS port of health, metrics and configz; 0: none [default: 10257 for
-    /// kube-controller-manager, 10259 for kube-scheduler]
+    /// kube-controller-manager, 10258 for cloud-controller-manager, 10259 for kube-scheduler]
     #[arg(long)]
     secure_port: Option<u16>,
     /// Directory of a generated certificate [default: in memory]

@@ -3,6 +3,7 @@
 
 mod audit;
 mod cis;
+mod cloud;
 mod devices;
 mod gates;
 mod hostile;

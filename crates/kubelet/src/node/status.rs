@@ -177,12 +177,14 @@ pub fn initial(config: &Config, machine: &Machine, health: &Health, now: Timesta
     .map(|(key, value)| (key.to_string(), value.to_string()))
     .into();
     labels.extend(config.labels.clone());
-    let annotation = ("volumes.kubernetes.io/controller-managed-attach-detach", "true");
+    let attached = "volumes.kubernetes.io/controller-managed-attach-detach";
+    let annotations = [(attached.to_string(), "true".to_string())].into_iter();
+    let annotations = annotations.chain(provided_node_ip(config)).collect();
     Node {
         metadata: ObjectMeta {
             name: Some(config.node_name.clone()),
             labels: Some(labels),
-            annotations: Some([(annotation.0.to_string(), annotation.1.to_string())].into()),
+            annotations: Some(annotations),
             ..ObjectMeta::default()
         },
         spec: Some(NodeSpec {
@@ -192,6 +194,19 @@ pub fn initial(config: &Config, machine: &Machine, health: &Health, now: Timesta
         }),
         status: Some(status(config, machine, health, None, now)),
     }
+}
+
+/// The annotation that tells a cloud controller manager which addresses an administrator chose.
+fn provided_node_ip(config: &Config) -> Option<(String, String)> {
+    let ips: Vec<String> = config.node_ips.iter().map(ToString::to_string).collect();
+    let is_told = config.external_cloud && config.node_ip_is_given && !ips.is_empty();
+    is_told.then(|| ("alpha.kubernetes.io/provided-node-ip".to_owned(), ips.join(",")))
+}
+
+/// The addresses that a cloud controller manager decides on: from the second report on the kubelet leaves them.
+fn cloud_addresses(config: &Config, before: Option<&NodeStatus>) -> Option<Vec<NodeAddress>> {
+    let present = before.filter(|_| config.external_cloud)?.addresses.clone();
+    present.filter(|addresses| !addresses.is_empty())
 }
 
 /// The current status; `before` gives the transition times.
@@ -213,6 +228,7 @@ pub fn status(
         .map(|ip| NodeAddress { type_: "InternalIP".into(), address: ip.to_string() })
         .collect();
     addresses.push(NodeAddress { type_: "Hostname".into(), address: config.hostname.clone() });
+    let addresses = cloud_addresses(config, before).unwrap_or(addresses);
     NodeStatus {
         capacity: Some(capacity),
         allocatable: Some(allocatable),
@@ -475,10 +491,15 @@ async fn register(own: &Reporter, health: &Health) -> client::Result<Node> {
             let ours = wanted.metadata.labels.clone().unwrap_or_default();
             let missing: BTreeMap<_, _> =
                 ours.into_iter().filter(|(key, value)| old.get(key) != Some(value)).collect();
-            if missing.is_empty() {
+            let told = existing.metadata.annotations.clone().unwrap_or_default();
+            let annotations: BTreeMap<_, _> = provided_node_ip(config)
+                .into_iter()
+                .filter(|(key, value)| told.get(key) != Some(value))
+                .collect();
+            if missing.is_empty() && annotations.is_empty() {
                 return Ok(existing);
             }
-            let patch = json!({"metadata": {"labels": missing}});
+            let patch = json!({"metadata": {"labels": missing, "annotations": annotations}});
             let path = format!("/api/v1/nodes/{}", config.node_name);
             let kind = "application/strategic-merge-patch+json";
             let sent = own.client.call(Method::PATCH, &path, kind, patch.to_string()).await?;
@@ -513,8 +534,12 @@ async fn report(own: &Reporter, health: &Health, due: bool) -> client::Result<bo
     }
     tell_changes(own, &known, &fresh);
     let mut fields = serde_json::to_value(&fresh).map_err(client::Error::SerdeError)?;
-    replace_addresses(&mut fields);
     let old = known.status.as_ref();
+    match cloud_addresses(&own.node.config, old).is_some() {
+        // The cloud controller manager may have written others since our last read.
+        true => drop(fields.as_object_mut().and_then(|fields| fields.remove("addresses"))),
+        false => replace_addresses(&mut fields),
+    }
     let amounts = [
         ("capacity", old.and_then(|old| old.capacity.as_ref()), &fresh.capacity),
         ("allocatable", old.and_then(|old| old.allocatable.as_ref()), &fresh.allocatable),
@@ -687,6 +712,31 @@ mod tests {
         check("example.com/own", ["4", "4"]);
         check("example.com/dongle", ["2k", "1999"]);
         check("cpu", ["2", "2"]);
+    }
+
+    #[test]
+    fn a_cloud_decides_on_addresses() {
+        let mut config = Config::new("n1", "/tmp".into());
+        config.node_ips = vec!["10.0.0.1".parse().expect("an address")];
+        let now = Timestamp::from_second(100).expect("in range");
+        let health = Health::default();
+        let found = |config: &Config, before: serde_json::Value| {
+            let before: NodeStatus = serde_json::from_value(before).expect("a status");
+            let fresh = status(config, &machine(), &health, Some(&before), now);
+            fresh.addresses.unwrap().into_iter().map(|one| one.address).collect::<Vec<_>>()
+        };
+        let clouds = json!({"addresses": [{"type": "ExternalIP", "address": "203.0.113.1"}]});
+        assert_eq!(found(&config, clouds.clone()), ["10.0.0.1", "n1"]);
+        config.external_cloud = true;
+        assert_eq!(found(&config, clouds), ["203.0.113.1"]);
+        assert_eq!(found(&config, json!({})), ["10.0.0.1", "n1"], "until the cloud has said");
+        let annotation = "alpha.kubernetes.io/provided-node-ip";
+        let annotations = |config: &Config| {
+            initial(config, &machine(), &health, now).metadata.annotations.unwrap()
+        };
+        assert!(!annotations(&config).contains_key(annotation));
+        config.node_ip_is_given = true;
+        assert_eq!(annotations(&config)[annotation], "10.0.0.1");
     }
 
     /// Resources that are removed from the capacity leave the allocatable, too.
