@@ -24,9 +24,11 @@ use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use crate::names;
+use crate::node::eviction;
 use crate::pod::admit::admit;
 use crate::pod::allocation::{Allocation, AllocationState, DEFERRED, Refusal, rank, told};
 use crate::pod::input::Input;
+use crate::pod::static_pods::Source;
 use crate::pod::worker::{Context, Handle, View, Worker, WorkerEvent};
 use crate::reason::Reason;
 use crate::volumes::{self, PodDir};
@@ -43,10 +45,13 @@ const LEFTOVERS_RETRY_CEILING: Duration = Duration::from_secs(60);
 /// Upstream: immediateEvictionGracePeriodSeconds.
 const EVICTION_GRACE: Duration = Duration::from_secs(1);
 
+/// Static pods by source and uid.
+type Statics = BTreeMap<Source, BTreeMap<String, Pod>>;
+
 #[derive(Default)]
 struct Pending {
     keys: BTreeSet<ObjectKey>,
-    statics: Option<BTreeMap<String, Pod>>,
+    statics: Statics,
     finished: Vec<String>,
     /// A pod freed its resources.
     freed: bool,
@@ -75,8 +80,11 @@ impl Signals {
         });
     }
 
-    pub fn statics(&self, pods: BTreeMap<String, Pod>) {
-        self.push(|pending| pending.statics = Some(pods));
+    /// All static pods of a source.
+    pub fn statics(&self, source: Source, pods: BTreeMap<String, Pod>) {
+        self.push(|pending| {
+            pending.statics.insert(source, pods);
+        });
     }
 
     /// The API's list of this node's pods is complete.
@@ -103,8 +111,8 @@ pub struct PodSet {
     pub signals: Arc<Signals>,
     /// By uid. Guards the table; held for look-ups and single changes, never across await.
     workers: Mutex<Workers>,
-    /// The wanted static pods by uid.
-    statics: Mutex<BTreeMap<String, Pod>>,
+    /// The wanted static pods.
+    statics: Mutex<Statics>,
     /// The granted resources of each pod, by uid.
     granted: Mutex<HashMap<String, Allocation>>,
     /// Pods whose resize is pending, with the API's spec, by uid.
@@ -158,8 +166,8 @@ impl PodSet {
             if batch.freed {
                 self.retry_resizes();
             }
-            if let Some(statics) = batch.statics {
-                *self.statics.lock().expect("no panic while held") = statics;
+            if !batch.statics.is_empty() {
+                self.statics.lock().expect("no panic while held").extend(batch.statics);
                 self.mirrors.notify_one();
             }
             self.follow_statics();
@@ -319,7 +327,7 @@ impl PodSet {
     }
 
     fn follow_statics(&self) {
-        let statics = self.statics.lock().expect("no panic while held").clone();
+        let statics = self.static_pods();
         let mut busy = BTreeSet::new();
         for (uid, handle) in self.workers().iter() {
             let input = handle.input.borrow().clone();
@@ -393,6 +401,7 @@ impl PodSet {
                 "Pod was rejected as the node is shutting down.",
             ));
         }
+        eviction::admits(pod, &self.context.node.pressure.borrow())?;
         self.context.node.config.sysctls.check(pod)?;
         let own = names::uid(pod);
         let active: Vec<Arc<Pod>> = self
@@ -457,6 +466,7 @@ impl PodSet {
         let known: BTreeSet<String> = self.workers().keys().cloned().collect();
         // Now, because a pod that is added later may allocate devices.
         self.context.device_plugins.keep_only(&known);
+        self.context.managers.keep_only(&known);
         let clearing = self.clearing.lock().expect("no panic while held").clone();
         let dirs = tokio::task::spawn_blocking(move || {
             let entries = std::fs::read_dir(&root).into_iter().flatten().flatten();
@@ -513,7 +523,8 @@ impl PodSet {
     }
 
     pub fn static_pods(&self) -> BTreeMap<String, Pod> {
-        self.statics.lock().expect("no panic while held").clone()
+        let statics = self.statics.lock().expect("no panic while held");
+        statics.values().flat_map(|pods| pods.clone()).collect()
     }
 
     /// Fails a pod for its own behaviour; false if it is being failed already.
@@ -523,8 +534,8 @@ impl PodSet {
 
     /// Fails a pod to free its resources; its owner may count that as a disruption. False if it is being
     /// failed already.
-    pub fn evict_for_node(&self, uid: &str, message: &str) -> bool {
-        self.fail(uid, Reason::new("Evicted", message), true, EVICTION_GRACE)
+    pub fn evict_for_node(&self, uid: &str, message: &str, grace: Duration) -> bool {
+        self.fail(uid, Reason::new("Evicted", message), true, grace)
     }
 
     /// Fails a pod because the machine shuts down; its grace period is at most `longest`.
