@@ -211,7 +211,8 @@ impl File {
     /// The fields of a file.
     fn read(&self, path: &Path) -> anyhow::Result<Map<String, Value>> {
         let shown = || path.display().to_string();
-        let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", shown()))?;
+        let text =
+            std::fs::read_to_string(path).with_context(|| format!("cannot read {}", shown()))?;
         self.parse(&text).with_context(shown)
     }
 

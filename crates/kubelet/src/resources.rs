@@ -237,7 +237,8 @@ pub fn bytes_quantity(bytes: i64) -> Quantity {
 /// `2Mi` in the kernel's form: `2MB`.
 pub fn huge_page_size(size: &str) -> Option<String> {
     let number = size.strip_suffix('i')?;
-    let valid = number.ends_with(['K', 'M', 'G']) && number[..number.len() - 1].parse::<u64>().is_ok();
+    let valid =
+        number.ends_with(['K', 'M', 'G']) && number[..number.len() - 1].parse::<u64>().is_ok();
     valid.then(|| format!("{number}B"))
 }
 

@@ -16,7 +16,9 @@ use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use k8s_openapi::api::core::v1::Taint;
-use kubelet::{CpuOptions, CpuSet, Enforcement, ManifestUrl, Swap, TopologyOptions, TopologyPolicy};
+use kubelet::{
+    CpuOptions, CpuSet, Enforcement, ManifestUrl, Swap, TopologyOptions, TopologyPolicy,
+};
 use machinery::quantity::Amount;
 use release::features::{self, Feature};
 use serde::{Deserialize, Deserializer};
@@ -507,7 +509,8 @@ impl Fields {
                     resource == "memory" || resource.starts_with("hugepages-"),
                     "invalid configuration: the limit type {resource:?} for NUMA node {node} is not supported, only [\"memory\" \"hugepages-<HugePageSize>\"] is accepted"
                 );
-                let amount = Amount::parse(text).map_err(|error| anyhow::anyhow!("{text}: {error}"))?;
+                let amount =
+                    Amount::parse(text).map_err(|error| anyhow::anyhow!("{text}: {error}"))?;
                 let bytes = u64::try_from(amount.units()).unwrap_or_default();
                 ensure!(
                     bytes > 0,
@@ -533,7 +536,8 @@ impl Fields {
         reserve.system_cgroup.clone_from(&self.system_reserved_cgroup);
         if !self.reserved_system_cpus.is_empty() {
             let text = &self.reserved_system_cpus;
-            let is_alone = self.kube_reserved_cgroup.is_empty() && self.system_reserved_cgroup.is_empty();
+            let is_alone =
+                self.kube_reserved_cgroup.is_empty() && self.system_reserved_cgroup.is_empty();
             ensure!(
                 is_alone,
                 "invalid configuration: can't use reservedSystemCPUs (--reserved-cpus) with systemReservedCgroup (--system-reserved-cgroup) or kubeReservedCgroup (--kube-reserved-cgroup)"
@@ -566,7 +570,10 @@ impl Fields {
         let mut out = vec![];
         let mut seen = BTreeSet::new();
         for name in names {
-            ensure!(seen.insert(name), "invalid configuration: duplicated enforcements {name:?} in {WHERE}");
+            ensure!(
+                seen.insert(name),
+                "invalid configuration: duplicated enforcements {name:?} in {WHERE}"
+            );
             if name == "none" {
                 ensure!(
                     names.len() == 1,
@@ -682,8 +689,10 @@ impl Fields {
         }
         not_negative("registryBurst", "registry-burst", self.registry_burst.into())?;
         not_negative("eventBurst", "event-burst", self.event_burst.into())?;
-        config.pulls = rate("registryPullQPS (--registry-qps)", self.registry_qps, self.registry_burst, 10)?;
-        config.events = rate("eventRecordQPS (--event-qps)", self.event_qps, self.event_burst, 100)?;
+        config.pulls =
+            rate("registryPullQPS (--registry-qps)", self.registry_qps, self.registry_burst, 10)?;
+        config.events =
+            rate("eventRecordQPS (--event-qps)", self.event_qps, self.event_burst, 100)?;
         if let Some(workers) = self.container_log_max_workers {
             ensure!(
                 workers >= 1,
@@ -750,14 +759,24 @@ impl Fields {
             config.read_only_address = Some(SocketAddr::new(config.bind_address.ip(), port));
         }
         for taint in &self.register_with_taints {
-            ensure!(taint.time_added.is_none(), "invalid configuration: taint.TimeAdded is not nil");
-            let is_known = matches!(taint.effect.as_str(), "NoSchedule" | "PreferNoSchedule" | "NoExecute");
-            ensure!(is_known && !taint.key.is_empty(), "invalid taint: {}:{}", taint.key, taint.effect);
+            ensure!(
+                taint.time_added.is_none(),
+                "invalid configuration: taint.TimeAdded is not nil"
+            );
+            let is_known =
+                matches!(taint.effect.as_str(), "NoSchedule" | "PreferNoSchedule" | "NoExecute");
+            ensure!(
+                is_known && !taint.key.is_empty(),
+                "invalid taint: {}:{}",
+                taint.key,
+                taint.effect
+            );
         }
         config.taints.extend(self.register_with_taints.iter().cloned());
         if !self.static_pod_url.is_empty() {
             let pairs = self.static_pod_url_header.iter();
-            let headers = pairs.flat_map(|(name, all)| all.iter().map(|one| (name.clone(), one.clone())));
+            let headers =
+                pairs.flat_map(|(name, all)| all.iter().map(|one| (name.clone(), one.clone())));
             let url = self.static_pod_url.clone();
             config.manifest_url = Some(ManifestUrl { url, headers: headers.collect() });
         }
@@ -780,7 +799,8 @@ fn logs_directory(text: &str) -> anyhow::Result<PathBuf> {
         path.is_absolute(),
         "invalid configuration: pod logs path {text:?} must be absolute path"
     );
-    let is_plain = path.components().all(|part| !matches!(part, Component::ParentDir | Component::CurDir));
+    let is_plain =
+        path.components().all(|part| !matches!(part, Component::ParentDir | Component::CurDir));
     let normal: PathBuf = path.components().collect();
     ensure!(
         is_plain && normal.as_os_str() == path.as_os_str(),
@@ -894,9 +914,15 @@ mod tests {
         );
         check(&["--kubelet-field=podLogsDir=\"logs\""], "must be absolute path");
         check(&["--kubelet-field=podLogsDir=\"/a/../b\""], "must be normalized");
-        check(&["--kubelet-field=memorySwap={\"swapBehavior\": \"x\"}"], "memorySwap.swapBehavior \"x\"");
+        check(
+            &["--kubelet-field=memorySwap={\"swapBehavior\": \"x\"}"],
+            "memorySwap.swapBehavior \"x\"",
+        );
         check(&["--kubelet-field=maxParallelImagePulls=0"], "maxParallelImagePulls 0 must be");
         check(&["--kubelet-field=containerLogMaxWorkers=0"], "containerLogMaxWorkers must be");
-        check(&["--kubelet-field=imageMaximumGCAge=\"1m\""], "must be greater than imageMinimumGCAge");
+        check(
+            &["--kubelet-field=imageMaximumGCAge=\"1m\""],
+            "must be greater than imageMinimumGCAge",
+        );
     }
 }

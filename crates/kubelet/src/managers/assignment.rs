@@ -181,8 +181,9 @@ impl<'a> Choice<'a> {
         let per_core = self.topology.per_core().max(1);
         let cores = self.left.ids_in(Level::Core, Level::Uncore, id);
         let some = cores.into_iter().take(self.needed.div_ceil(per_core));
-        let mut cpus: Vec<usize> =
-            some.flat_map(|core| self.left.of(Level::Core, core).iter().collect::<Vec<_>>()).collect();
+        let mut cpus: Vec<usize> = some
+            .flat_map(|core| self.left.of(Level::Core, core).iter().collect::<Vec<_>>())
+            .collect();
         cpus.sort_unstable();
         // An odd number leaves one thread of the last core.
         if !self.needed.is_multiple_of(2) && per_core > 1 && cpus.len() > self.needed {
@@ -279,7 +280,13 @@ fn distributed(
 }
 
 /// The combination of `size` nodes that leaves the free CPUs most even.
-fn best_plan(left: &Cpus, nodes: &[usize], size: usize, count: usize, group: usize) -> Option<Plan> {
+fn best_plan(
+    left: &Cpus,
+    nodes: &[usize],
+    size: usize,
+    count: usize,
+    group: usize,
+) -> Option<Plan> {
     let mut best: Option<Plan> = None;
     combinations(nodes, size, |some| {
         if best.as_ref().is_some_and(|best| best.imbalance == 0.0) {
@@ -442,7 +449,8 @@ pub mod tests {
         check(&no_threads(2), "0-15", 4, "0-3");
         check(&no_threads(2), "2-15", 6, "2-7");
         check(&no_threads(2), "8-15", 4, "8-11");
-        let threads = topology(16, |cpu| Cpu { core: cpu % 8, uncore: cpu % 8 / 4, ..Cpu::default() });
+        let threads =
+            topology(16, |cpu| Cpu { core: cpu % 8, uncore: cpu % 8 / 4, ..Cpu::default() });
         check(&threads, "2-3,10-11,4-7,12-15", 6, "4,5,6,12,13,14");
         check(&threads, "1-7,9-15", 10, "4-7,12-15,1,9");
     }
@@ -464,10 +472,11 @@ pub mod tests {
 
     #[test]
     fn distributed_as_upstream() {
-        let check = |topology: &Topology, free: &str, count: usize, group: usize, expected: &str| {
-            let manner = Manner { distributes_by: Some(group), ..Manner::default() };
-            check_with(topology, manner, free, count, expected);
-        };
+        let check =
+            |topology: &Topology, free: &str, count: usize, group: usize, expected: &str| {
+                let manner = Manner { distributes_by: Some(group), ..Manner::default() };
+                check_with(topology, manner, free, count, expected);
+            };
         check(&dual_socket(), "0-11", 8, 1, "0,6,2,8,1,7,3,9");
         check(&dual_socket(), "1-5,7-11", 1, 1, "1");
         check(&dual_socket(), "1-5,7-11", 1, 2, "2");
@@ -475,20 +484,8 @@ pub mod tests {
         let numa = multi_numa();
         check(&numa, all, 64, 1, "0-7,10-17,20-27,30-37,40-47,50-57,60-67,70-77");
         check(&numa, all, 48, 1, "0-7,10-17,20-27,40-47,50-57,60-67");
-        check(
-            &numa,
-            "1-29,32-39,41-69,72-79",
-            48,
-            1,
-            "1-8,10-17,20-27,41-48,50-57,60-67",
-        );
-        check(
-            &numa,
-            "2-29,31-39,42-69,71-79",
-            48,
-            1,
-            "10-17,20-27,31-38,50-57,60-67,71-78",
-        );
+        check(&numa, "1-29,32-39,41-69,72-79", 48, 1, "1-8,10-17,20-27,41-48,50-57,60-67");
+        check(&numa, "2-29,31-39,42-69,71-79", 48, 1, "10-17,20-27,31-38,50-57,60-67,71-78");
         let some = "0-2,10-12,20-22,30-32,40-41,50-51,60-61,70-71";
         check(&numa, some, 16, 1, "0-1,10-11,20-21,30-31,40-41,50-51,60-61,70-71");
         check(&numa, all, 26, 1, "0-6,10-16,40-45,50-55");

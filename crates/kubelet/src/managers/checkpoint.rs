@@ -258,8 +258,10 @@ mod tests {
                 "entries": {"u1": {"c": "1-2", "b": "4"}, "u0": {"x": "5"}}}),
             839_309_446,
         );
-        let table = json!({"total": 1, "systemReserved": 2, "allocatable": 3, "reserved": 4, "free": 5});
-        let huge = json!({"total": 10, "systemReserved": 0, "allocatable": 10, "reserved": 0, "free": 10});
+        let table =
+            json!({"total": 1, "systemReserved": 2, "allocatable": 3, "reserved": 4, "free": 5});
+        let huge =
+            json!({"total": 10, "systemReserved": 0, "allocatable": 10, "reserved": 0, "free": 10});
         check::<MemoryRecord>(
             json!({"policyName": "Static", "machineState": {
                 "0": {"numberOfAssignments": 2, "cells": [0, 1],

@@ -105,11 +105,9 @@ impl CpuPolicy {
         let known = known.map_err(|error| broken(self, error))?;
         if let Some(record) = known {
             let parse = |text: &str| {
-                text.parse::<CpuSet>()
-                    .map_err(|error| RecordError::CpuSet(text.to_owned(), error))
+                text.parse::<CpuSet>().map_err(|error| RecordError::CpuSet(text.to_owned(), error))
             };
-            self.shared =
-                parse(&record.default_cpu_set).map_err(|error| broken(self, error))?;
+            self.shared = parse(&record.default_cpu_set).map_err(|error| broken(self, error))?;
             for (pod, containers) in &record.entries {
                 for (container, set) in containers {
                     let set = parse(set).map_err(|error| broken(self, error))?;
@@ -295,10 +293,8 @@ impl CpuPolicy {
 
     fn near(&self, mask: Mask, free: &CpuSet) -> CpuSet {
         let cpus = &self.topology.cpus;
-        let sockets: Vec<usize> = mask
-            .nodes()
-            .flat_map(|node| cpus.ids_in(Level::Socket, Level::Numa, node))
-            .collect();
+        let sockets: Vec<usize> =
+            mask.nodes().flat_map(|node| cpus.ids_in(Level::Socket, Level::Numa, node)).collect();
         let is_near = |cpu: &usize| {
             let at = cpus.0[cpu];
             match self.options.align_by_socket {
@@ -375,7 +371,8 @@ impl CpuPolicy {
             }
         }
         let is_preferred = |mask: Mask| {
-            mask.count() == fewest || (self.options.align_by_socket && self.is_aligned(mask, fewest))
+            mask.count() == fewest
+                || (self.options.align_by_socket && self.is_aligned(mask, fewest))
         };
         let hint = |mask| Hint { affinity: Some(mask), is_preferred: is_preferred(mask) };
         out.into_iter().map(hint).collect()
@@ -462,14 +459,16 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let mut policy = open(&dir, single_socket(), CpuOptions::default());
         assert_eq!(policy.allocatable().to_string(), "1-7");
-        admit(&mut policy, &pod("a", &[], &[container("x", "2"), container("y", "1500m")])).expect("room");
+        admit(&mut policy, &pod("a", &[], &[container("x", "2"), container("y", "1500m")]))
+            .expect("room");
         assert_eq!(policy.of("a", "x").to_string(), "1,5");
         assert_eq!(policy.of("a", "y").to_string(), "0,2-4,6-7");
         // A restarted kubelet continues from the record.
         drop(policy);
         let mut policy = open(&dir, single_socket(), CpuOptions::default());
         assert_eq!(policy.of("a", "x").to_string(), "1,5");
-        let refused = admit(&mut policy, &pod("b", &[], &[container("x", "6")])).expect_err("no room");
+        let refused =
+            admit(&mut policy, &pod("b", &[], &[container("x", "6")])).expect_err("no room");
         assert_eq!(
             (refused.reason, refused.message.as_str()),
             (
@@ -500,7 +499,8 @@ mod tests {
         let options = CpuOptions { full_cores: true, ..CpuOptions::default() };
         let mut policy = open(&dir, single_socket(), options);
         let check = |policy: &mut CpuPolicy, cpu: &str, expected: &str| {
-            let refused = admit(policy, &pod("p", &[], &[container("x", cpu)])).expect_err("refused");
+            let refused =
+                admit(policy, &pod("p", &[], &[container("x", cpu)])).expect_err("refused");
             assert_eq!((refused.reason, refused.message.as_str()), ("SMTAlignmentError", expected));
         };
         check(
@@ -523,8 +523,7 @@ mod tests {
         let policy = open(&dir, single_socket(), strict());
         assert_eq!(policy.of("a", "x").to_string(), "1-7");
         let file = || dir.path().join(checkpoint::CPU_FILE);
-        let opened =
-            CpuPolicy::open(single_socket(), CpuOptions::default(), (None, 1000), file());
+        let opened = CpuPolicy::open(single_socket(), CpuOptions::default(), (None, 1000), file());
         assert_eq!(
             opened.err().expect("another reservation").to_string(),
             "not all reserved cpus: \"0\" are present in defaultCpuSet: \"1-7\""

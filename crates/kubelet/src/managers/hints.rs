@@ -96,6 +96,8 @@ pub struct Hint {
 impl Hint {
     /// No preference.
     pub const ANY: Self = Self { affinity: None, is_preferred: true };
+    /// There is no topology policy.
+    pub const NONE: Self = Self { affinity: None, is_preferred: false };
 }
 
 /// By resource. `None`: no preference; an empty list: the resource cannot be had.
@@ -323,7 +325,8 @@ mod tests {
         check(BestEffort, &[first(), only_second()], hint(&[0, 1], false), true);
         check(Restricted, &[first(), only_second()], hint(&[0, 1], false), false);
         let wide = || Some(vec![hint(&[0, 1], true)]);
-        check(BestEffort, &[wide(), both()], hint(&[0], false), true);
+        // Not preferred: as many nodes as the resource with the widest need.
+        check(BestEffort, &[wide(), both()], hint(&[0, 1], false), true);
         check(SingleNumaNode, &[wide()], Hint { affinity: None, is_preferred: false }, false);
     }
 
@@ -339,7 +342,8 @@ mod tests {
             Some(vec![hint(&[0, 1], true), hint(&[0, 2], true), hint(&[1, 3], true)]),
         )]
         .into();
-        let merged = |closest| Merger::new(Policy::BestEffort, &all, closest).merge(&[hints.clone()]).0;
+        let merged =
+            |closest| Merger::new(Policy::BestEffort, &all, closest).merge(&[hints.clone()]).0;
         assert_eq!(merged(false), hint(&[0, 1], true));
         assert_eq!(merged(true), hint(&[0, 2], true));
     }

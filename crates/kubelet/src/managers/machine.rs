@@ -124,10 +124,8 @@ impl Machine {
         let online: CpuSet = text(&sys.join("devices/system/cpu/online"))
             .and_then(|all| all.parse().ok())
             .unwrap_or_default();
-        let numa_of: BTreeMap<usize, usize> = nodes
-            .iter()
-            .flat_map(|(node, cpus)| cpus.iter().map(|cpu| (cpu, node.id)))
-            .collect();
+        let numa_of: BTreeMap<usize, usize> =
+            nodes.iter().flat_map(|(node, cpus)| cpus.iter().map(|cpu| (cpu, node.id))).collect();
         let one = |cpu: usize| (cpu, cpu_at(sys, cpu, &online, numa_of.get(&cpu).copied()));
         let cpus = Cpus(online.iter().map(one).collect());
         Self {
@@ -232,10 +230,8 @@ fn huge_pages(home: &Path) -> BTreeMap<u64, u64> {
 pub fn huge_page_resource(bytes: u64) -> String {
     let units = [("Gi", 30), ("Mi", 20), ("Ki", 10)];
     let fits = units.iter().find(|(_, shift)| bytes.is_multiple_of(1 << shift));
-    let size = fits.map_or_else(
-        || bytes.to_string(),
-        |(suffix, shift)| format!("{}{suffix}", bytes >> shift),
-    );
+    let size = fits
+        .map_or_else(|| bytes.to_string(), |(suffix, shift)| format!("{}{suffix}", bytes >> shift));
     format!("hugepages-{size}")
 }
 

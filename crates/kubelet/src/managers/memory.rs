@@ -219,10 +219,8 @@ impl MemoryPolicy {
                 masks.push(mask);
             }
         }
-        let hint = |mask: &Mask| Hint {
-            affinity: Some(*mask),
-            is_preferred: mask.count() == fewest,
-        };
+        let hint =
+            |mask: &Mask| Hint { affinity: Some(*mask), is_preferred: mask.count() == fewest };
         let list: Vec<Hint> = masks.iter().map(hint).collect();
         match list.is_empty() {
             true => Hints::new(),
@@ -313,7 +311,8 @@ impl MemoryPolicy {
 
     fn satisfies(&self, mask: Mask, asked: &Amounts) -> bool {
         asked.iter().all(|(resource, size)| {
-            let tables = mask.nodes().filter_map(|node| self.nodes.get(&node)?.memory_map.get(resource));
+            let tables =
+                mask.nodes().filter_map(|node| self.nodes.get(&node)?.memory_map.get(resource));
             tables.map(|table| table.free).sum::<u64>() >= *size
         })
     }
@@ -346,7 +345,8 @@ impl MemoryPolicy {
             for init in before.filter(|init| !is_sidecar(init)) {
                 for old in assigned.get_mut(&init.name).into_iter().flatten() {
                     let is_same = old.resource == block.resource
-                        && Mask::of(old.numa_affinity.clone()) == Mask::of(block.numa_affinity.clone());
+                        && Mask::of(old.numa_affinity.clone())
+                            == Mask::of(block.numa_affinity.clone());
                     if is_same {
                         let taken = old.size.min(left);
                         old.size -= taken;
@@ -541,7 +541,8 @@ fn requests(container: &Container) -> Amounts {
     let mut lists = all.limits.unwrap_or_default();
     lists.extend(all.requests.unwrap_or_default());
     let ours = lists.iter().filter(|(name, _)| *name == MEMORY || name.starts_with("hugepages-"));
-    ours.map(|(name, quantity)| (name.clone(), u64::try_from(units(quantity)).unwrap_or(0))).collect()
+    ours.map(|(name, quantity)| (name.clone(), u64::try_from(units(quantity)).unwrap_or(0)))
+        .collect()
 }
 
 /// Upstream: getPodRequestedResources.
@@ -621,7 +622,11 @@ mod tests {
         let wide = pod("c", &[], &[container("x", "700Mi")]);
         let refused = admit(&mut policy, &wide, Hint::ANY).expect_err("each node is used alone");
         assert_eq!(refused.reason, "UnexpectedAdmissionError");
-        assert!(refused.message.contains("no NUMA nodes with enough memory"), "{}", refused.message);
+        assert!(
+            refused.message.contains("no NUMA nodes with enough memory"),
+            "{}",
+            refused.message
+        );
         // A restarted kubelet continues from the record.
         let mut policy = open(&root).expect("a policy");
         assert_eq!(policy.nodes_of("b", "x"), Mask(2));

@@ -142,13 +142,12 @@ pub trait HintProvider: Send + Sync {
     /// The same for all containers of the pod together.
     fn pod_hints(&self, pod: &Pod) -> Hints;
 
-    /// Allocates the container's resources, near `hint` if that is possible.
-    async fn allocate(
-        &self,
-        pod: &Pod,
-        container: &Container,
-        hint: Hint,
-    ) -> Result<(), Refusal>;
+    /// Waits while pods that end may free what the pod lacks. Other pods are admitted meanwhile.
+    async fn wait_for_room(&self, _pod: &Pod) {}
+
+    /// Allocates the container's resources, near `hint` if that is possible. Without a topology policy
+    /// ([`Hint::NONE`]) it may wait for room.
+    async fn allocate(&self, pod: &Pod, container: &Container, hint: Hint) -> Result<(), Refusal>;
 }
 
 #[derive(Default)]
@@ -217,18 +216,22 @@ impl Managers {
         self.merger.is_some() || state.cpu.is_some() || state.memory.is_some()
     }
 
-    /// Whether containers have cpusets.
-    pub fn pins_cpus(&self) -> bool {
-        locked(&self.state).cpu.is_some()
+    /// Whether containers are pinned to CPUs, and whether to memory.
+    pub fn pins(&self) -> (bool, bool) {
+        let state = locked(&self.state);
+        (state.cpu.is_some(), state.memory.is_some())
     }
 
     /// Allocates the resources of a new pod. An error means that the pod must not start.
     pub async fn admit(&self, pod: &Pod, devices: &dyn HintProvider) -> Result<(), Refusal> {
+        if self.merger.is_some() {
+            devices.wait_for_room(pod).await;
+        }
         let (cpus, memory) = (CpuProvider(self.state.clone()), MemoryProvider(self.state.clone()));
         let providers: [&dyn HintProvider; 3] = [devices, &cpus, &memory];
         let had = self.shared();
         let done = match &self.merger {
-            None => allocate_all(pod, &providers, |_| Ok(NO_HINT)).await,
+            None => allocate_all(pod, &providers, |_| Ok(Hint::NONE)).await,
             Some(merger) => {
                 let _turn = self.turn.lock().await;
                 self.aligned(pod, merger, &providers).await
@@ -333,9 +336,6 @@ impl Managers {
         }
     }
 }
-
-/// No topology policy.
-const NO_HINT: Hint = Hint { affinity: None, is_preferred: false };
 
 fn check(settings: &Settings, machine: &Machine) -> Result<(), ManagerError> {
     let most = settings.topology_options.most_nodes;

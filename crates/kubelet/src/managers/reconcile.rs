@@ -2,7 +2,7 @@
 //!
 //! In: changes of the pool, the pods' containers. Out: UpdateContainerResources with a cpuset.
 //! Cost: one pass over the node's pods when the pool changed and each period (10 s by default), and one call
-//! for each container whose cpuset differs. Without the static policy the loop never wakes.
+//! for each container whose cpuset differs, or that the loop sees for the first time. Without the static policy the loop never wakes.
 //! Upstream: `cpu_manager.go` reconcileState.
 
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ use crate::pod::observed::State;
 
 /// Never returns.
 pub async fn keep(own: Arc<Upkeep>, managers: Arc<Managers>) {
-    if !managers.pins_cpus() {
+    if !managers.pins().0 {
         return std::future::pending().await;
     }
     let mut changed = managers.changed.subscribe();

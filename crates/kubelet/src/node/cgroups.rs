@@ -260,8 +260,10 @@ impl Cgroups {
         // Version 1 shows a very large number instead of no limit.
         let limit = u64::try_from(all).ok().filter(|limit| *limit < 1 << 60)?;
         let read = |name: &str| fs::read_to_string(self.file("memory", &path, name)?).ok();
-        let used: u64 =
-            read(if is_v2 { "memory.current" } else { "memory.usage_in_bytes" })?.trim().parse().ok()?;
+        let used: u64 = read(if is_v2 { "memory.current" } else { "memory.usage_in_bytes" })?
+            .trim()
+            .parse()
+            .ok()?;
         let field = if is_v2 { "inactive_file " } else { "total_inactive_file " };
         let stat = read("memory.stat").unwrap_or_default();
         let line = stat.lines().find_map(|line| line.strip_prefix(field));
@@ -378,13 +380,13 @@ impl Cgroups {
         self.file("memory", &path, file).is_some_and(|file| file.exists())
     }
 
-    /// Creates the pod's cgroup with its limits; `is_exclusive`: it has CPUs of its own.
-    pub fn create_pod(&self, pod: &Pod, is_exclusive: bool) {
+    /// Creates the pod's cgroup with its limits.
+    pub fn create_pod(&self, pod: &Pod, cfs: Cfs) {
         if !self.enabled {
             return;
         }
         let timer = Timer::start();
-        let mut resources = pod_resources(pod, Cfs { is_exclusive, ..self.settings.cfs });
+        let mut resources = pod_resources(pod, cfs);
         resources.hugepage_limits = self.huge_pages_of(pod);
         let pids = self.settings.pod_pids.unwrap_or(0);
         self.make(&self.pod_directory(pod), &Limits { resources, pids });
@@ -664,13 +666,8 @@ mod tests {
             let huge_pages = [(2 << 20, 4)].into();
             machine.hardware.nodes.push(NumaNode { huge_pages, ..NumaNode::default() });
             let cgroups = cgroups.with(settings, &machine);
-            let resources = LinuxContainerResources {
-                cpu_shares: 2048,
-                memory_limit_in_bytes: 1 << 30,
-                ..Default::default()
-            };
-            cgroups.prepare(&Limits { resources, pids: 1000 });
-            cgroups.create_pod(&pod(), false);
+            cgroups.prepare(&node_limits());
+            cgroups.create_pod(&pod(), Cfs::default());
             let below = "test/kubepods/burstable/podu1";
             let read = |path: String| fs::read_to_string(root.path().join(path)).expect("a value");
             let pids = |path: &str| match is_v2 {
@@ -713,6 +710,15 @@ mod tests {
             assert_eq!(resize(true), ("67108864".into(), "80000".into()), "what grows comes first");
             assert_eq!(resize(false), ("1048576".into(), "80000".into()));
         }
+    }
+
+    fn node_limits() -> Limits {
+        let resources = LinuxContainerResources {
+            cpu_shares: 2048,
+            memory_limit_in_bytes: 1 << 30,
+            ..Default::default()
+        };
+        Limits { resources, pids: 1000 }
     }
 
     /// Checks the limits of the cgroups above pods.
@@ -771,8 +777,10 @@ mod tests {
         let machine = Machine { memory: 1 << 30, swap: 512 << 20, ..Machine::default() };
         let cgroups = Cgroups::new(v2(), "/", true).with(settings, &machine);
         let swap = |requests: serde_json::Value, limits_of: serde_json::Value| {
-            let one = json!({"name": "a", "resources": {"requests": requests, "limits": limits_of}});
-            let pod: Pod = serde_json::from_value(json!({"spec": {"containers": [one]}})).expect("a pod");
+            let one =
+                json!({"name": "a", "resources": {"requests": requests, "limits": limits_of}});
+            let pod: Pod =
+                serde_json::from_value(json!({"spec": {"containers": [one]}})).expect("a pod");
             let container = pod.spec.as_ref().expect("a spec").containers[0].clone();
             let got = cgroups.for_container(limits(), &pod, &container).unified;
             assert_eq!(got.len(), 1, "single processes are killed");
@@ -787,14 +795,19 @@ mod tests {
     fn existing_cgroups_are_limited_and_pods_memory_is_read() {
         let root = tempfile::tempdir().expect("a directory");
         let cgroups = Cgroups::new(Layout::V2(root.path().into()), "/", true);
-        let resources = LinuxContainerResources { memory_limit_in_bytes: 100, ..Default::default() };
+        let resources =
+            LinuxContainerResources { memory_limit_in_bytes: 100, ..Default::default() };
         let limits = Limits { resources, pids: 5 };
         assert!(cgroups.limit_existing("/system", &limits).is_err(), "it is not created");
         fs::create_dir(root.path().join("system")).expect("made");
         cgroups.limit_existing("/system", &limits).expect("limited");
-        let put = |path: &str, text: &str| fs::write(root.path().join(path), text).expect("written");
+        let put =
+            |path: &str, text: &str| fs::write(root.path().join(path), text).expect("written");
         let read = |path: &str| fs::read_to_string(root.path().join(path)).expect("a value");
-        assert_eq!((read("system/memory.max").as_str(), read("system/pids.max").as_str()), ("100", "5"));
+        assert_eq!(
+            (read("system/memory.max").as_str(), read("system/pids.max").as_str()),
+            ("100", "5")
+        );
         assert_eq!(cgroups.memory_of_pods(), None);
         cgroups.prepare(&limits);
         put("kubepods/memory.current", "70\n");

@@ -104,23 +104,20 @@ impl Collector {
         }
     }
 
-    async fn collect(
-        &self,
-        own: &Upkeep,
-        wanted: Option<u64>,
-        now: Timestamp,
-    ) -> cri::Result<()> {
+    async fn collect(&self, own: &Upkeep, wanted: Option<u64>, now: Timestamp) -> cri::Result<()> {
         let mut records = self.records.lock().await;
         let started = *self.started.get_or_init(|| now);
         let images = own.runtime.list_images(None).await?;
         let used = in_use(own, &images).await?;
         records.note(&images, &used, now);
-        let (oldest, longest) = (now - own.node.config.image_min_age, own.node.config.image_max_age);
+        let (oldest, longest) =
+            (now - own.node.config.image_min_age, own.node.config.image_max_age);
         let mut candidates = records.candidates(&images, &used, oldest);
         // A restarted kubelet does not know when images were used before.
         if !longest.is_zero() && now - longest >= started {
-            let (old, young): (Vec<_>, Vec<_>) =
-                candidates.into_iter().partition(|image| records.unused_since(image) <= Some(now - longest));
+            let (old, young): (Vec<_>, Vec<_>) = candidates
+                .into_iter()
+                .partition(|image| records.unused_since(image) <= Some(now - longest));
             for image in old {
                 remove(own, image).await;
             }

@@ -21,9 +21,7 @@ use crate::managers::cpuset::CpuSet;
 use crate::node::cgroups::Cgroups;
 use crate::node::eviction::threshold::Signal;
 use crate::node::machine::{Machine, processes};
-use crate::resources::{
-    ResourceList, bytes_quantity, cpu_shares, milli, milli_quantity, units,
-};
+use crate::resources::{ResourceList, bytes_quantity, cpu_shares, milli, milli_quantity, units};
 
 /// By resource: thousandths of CPUs; bytes, processes.
 pub type Amounts = BTreeMap<String, i64>;
@@ -97,7 +95,9 @@ pub enum ReserveError {
         "invalid Node Allocatable configuration. Resource {resource:?} has a reservation of {reserved} but capacity of {capacity}. Expected capacity >= reservation."
     )]
     TooMuch { resource: String, reserved: String, capacity: String },
-    #[error("reservedSystemCPUs (--reserved-cpus) {0:?} are not all online: this machine has {1:?}")]
+    #[error(
+        "reservedSystemCPUs (--reserved-cpus) {0:?} are not all online: this machine has {1:?}"
+    )]
     NoSuchCpus(String, String),
     #[error("Failed to enforce {what} Reserved Cgroup Limits on {cgroup:?}: {error}")]
     Cgroup { what: &'static str, cgroup: String, error: io::Error },
@@ -148,7 +148,11 @@ pub fn allocatable(config: &Config, capacity: &ResourceList) -> ResourceList {
 }
 
 /// Refuses reservations that the machine does not have.
-pub fn check(config: &Config, machine: &Machine, capacity: &ResourceList) -> Result<(), ReserveError> {
+pub fn check(
+    config: &Config,
+    machine: &Machine,
+    capacity: &ResourceList,
+) -> Result<(), ReserveError> {
     if let Some(cpus) = &config.reserve.cpus {
         let online = machine.hardware.topology.cpus.all();
         if !cpus.is_subset(&online) {
@@ -233,10 +237,15 @@ mod tests {
     use super::*;
 
     fn capacity() -> ResourceList {
-        [("cpu", "4"), ("memory", "4Gi"), ("ephemeral-storage", "1000"), ("pods", "110"),
-            ("hugepages-2Mi", "64Mi")]
-            .map(|(name, text)| (name.to_owned(), Quantity(text.to_owned())))
-            .into()
+        [
+            ("cpu", "4"),
+            ("memory", "4Gi"),
+            ("ephemeral-storage", "1000"),
+            ("pods", "110"),
+            ("hugepages-2Mi", "64Mi"),
+        ]
+        .map(|(name, text)| (name.to_owned(), Quantity(text.to_owned())))
+        .into()
     }
 
     fn config() -> Config {

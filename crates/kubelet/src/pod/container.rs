@@ -10,8 +10,7 @@ use std::path::Path;
 use bytes::Bytes;
 use cri::{
     CDIDevice, Capability, ContainerConfig, ContainerMetadata, Device, HugepageLimit, ImageSpec,
-    KeyValue,
-    LinuxContainerConfig, LinuxContainerResources, LinuxContainerSecurityContext, Mount,
+    KeyValue, LinuxContainerConfig, LinuxContainerResources, LinuxContainerSecurityContext, Mount,
     MountPropagation, Signal, SupplementalGroupsPolicy, UserNamespace,
 };
 use k8s_openapi::api::core::v1::{Container, Pod, SecurityContext, VolumeMount};
@@ -164,12 +163,7 @@ pub fn container_config(
         stdin_once: container.stdin_once == Some(true),
         tty: container.tty == Some(true),
         linux: Some(LinuxContainerConfig {
-            resources: Some(resources_for(
-                pod,
-                container,
-                amounts(pod, container),
-                prepared.node,
-            )),
+            resources: Some(resources_for(pod, container, amounts(pod, container), prepared.node)),
             security_context: Some(security(pod, role, container, prepared)),
         }),
         stop_signal: stop_signal as i32,

@@ -102,7 +102,9 @@ fn pods(body: &[u8], url: &str, node_name: &str) -> Result<BTreeMap<String, Pod>
     let mut value: Value =
         serde_saphyr::from_str(text).map_err(|error| Error::Parse(error.to_string()))?;
     let all = match value["kind"].as_str() {
-        Some("PodList" | "List") => value["items"].as_array_mut().map(std::mem::take).unwrap_or_default(),
+        Some("PodList" | "List") => {
+            value["items"].as_array_mut().map(std::mem::take).unwrap_or_default()
+        }
         _ => vec![value],
     };
     let mut out = BTreeMap::new();

@@ -76,12 +76,7 @@ fn port_mappings(pod: &Pod) -> Vec<PortMapping> {
         .collect()
 }
 
-fn linux(
-    pod: &Pod,
-    cgroup_parent: &str,
-    users: &UserNamespace,
-    cfs: Cfs,
-) -> LinuxPodSandboxConfig {
+fn linux(pod: &Pod, cgroup_parent: &str, users: &UserNamespace, cfs: Cfs) -> LinuxPodSandboxConfig {
     let context = pod.spec.as_ref().and_then(|s| s.security_context.as_ref());
     let privileged = pod.spec.iter().flat_map(|s| &s.containers).any(|container| {
         container.security_context.as_ref().and_then(|c| c.privileged) == Some(true)

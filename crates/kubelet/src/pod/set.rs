@@ -26,11 +26,14 @@ use tokio::time::Instant;
 use crate::names;
 use crate::node::eviction;
 use crate::pod::admit::admit;
-use crate::pod::allocation::{Allocation, AllocationState, DEFERRED, Refusal, rank, told};
+use crate::pod::allocation::{
+    Allocation, AllocationState, DEFERRED, INFEASIBLE, Refusal, rank, told,
+};
 use crate::pod::input::Input;
 use crate::pod::static_pods::Source;
 use crate::pod::worker::{Context, Handle, View, Worker, WorkerEvent};
 use crate::reason::Reason;
+use crate::resources::{GUARANTEED, pod_requests, qos_class};
 use crate::volumes::{self, PodDir};
 
 /// Upstream: pending resizes are retried after this time even if nothing changed.
@@ -264,7 +267,7 @@ impl PodSet {
 
     /// True if the resize is no longer pending.
     fn try_resize(&self, uid: &str, pod: &Arc<Pod>) -> bool {
-        let verdict = self.admit(pod);
+        let verdict = self.is_feasible(uid, pod).and_then(|()| self.admit(pod));
         let workers = self.workers();
         let Some(handle) = workers.get(uid) else { return true };
         let terminal = handle.view().stopped || handle.input.borrow().evict.is_some();
@@ -286,10 +289,11 @@ impl PodSet {
                 let text = told("Pod resize started", pod, generation, "");
                 self.context.events.tell(pod, EventType::Normal, "ResizeStarted", text);
             }
-            Err(Reason { message, .. }) => {
+            Err(Reason { message, reason }) => {
+                let reason = if reason == INFEASIBLE { INFEASIBLE } else { DEFERRED };
                 let old = input.standing.refused.take();
                 let since = old.as_ref().map_or(now, |old| old.since);
-                let mut new = Refusal { reason: DEFERRED, message, generation, since, told: now };
+                let mut new = Refusal { reason, message, generation, since, told: now };
                 let is_new = old.as_ref().is_none_or(|old| {
                     new.told = old.told;
                     let is_new = *old != new;
@@ -297,8 +301,10 @@ impl PodSet {
                     is_new
                 });
                 if is_new {
-                    let text = told("Pod resize Deferred", pod, generation, &new.message);
-                    self.context.events.tell(pod, EventType::Warning, "ResizeDeferred", text);
+                    let what = format!("Pod resize {reason}");
+                    let text = told(&what, pod, generation, &new.message);
+                    let event = format!("Resize{reason}");
+                    self.context.events.tell(pod, EventType::Warning, &event, text);
                 }
                 input.standing.refused = Some(new);
                 input.pod = self.granted(uid).applied(pod);
@@ -312,6 +318,29 @@ impl PodSet {
             changed
         });
         done
+    }
+
+    /// Pods whose CPUs or memory are pinned cannot be resized. Upstream: `allocation/handlers.go`.
+    fn is_feasible(&self, uid: &str, pod: &Pod) -> Result<(), Reason> {
+        let (pins_cpus, pins_memory) = self.context.managers.pins();
+        if qos_class(pod) != GUARANTEED || !(pins_cpus || pins_memory) {
+            return Ok(());
+        }
+        let granted = self.granted(uid).applied(&Arc::new(pod.clone()));
+        let differs = |resource: &str| {
+            let of = |pod: &Pod| {
+                let requests = pod.spec.as_ref().map(pod_requests).unwrap_or_default();
+                requests.get(resource).copied()
+            };
+            of(&granted) != of(pod)
+        };
+        let manager = match () {
+            () if pins_cpus && differs("cpu") => "CPU Manager policy \"static\"",
+            () if pins_memory && differs("memory") => "Memory Manager policy \"Static\"",
+            () => return Ok(()),
+        };
+        let text = format!("Resize is infeasible for Guaranteed Pods alongside {manager}");
+        Err(Reason::new(INFEASIBLE, text))
     }
 
     /// Handles a change of a mirror: its pod's status may have to be written again.

@@ -42,9 +42,10 @@ impl VolumePlugin for EmptyDirPlugin {
 /// Upstream: getPageSizeMountOption.
 fn huge_pages(pod: &Pod, medium: &str) -> Result<Option<String>, VolumeError> {
     let Some(rest) = medium.strip_prefix("HugePages") else { return Ok(None) };
-    let containers = pod.spec.iter().flat_map(|spec| {
-        spec.containers.iter().chain(spec.init_containers.iter().flatten())
-    });
+    let containers = pod
+        .spec
+        .iter()
+        .flat_map(|spec| spec.containers.iter().chain(spec.init_containers.iter().flatten()));
     let requests = containers.flat_map(|one| {
         let all = one.resources.clone().unwrap_or_default();
         let both = all.requests.into_iter().flatten().chain(all.limits.into_iter().flatten());
@@ -174,7 +175,8 @@ mod tests {
         let pod: Pod = serde_json::from_value(pod).expect("a pod");
         let source = EmptyDirVolumeSource { medium: Some("Memory".into()), size_limit: None };
         let set_up = || {
-            empty_dir(&path, fs_group(&pod), &source, true, None).map_err(|error| error.to_string())?;
+            empty_dir(&path, fs_group(&pod), &source, true, None)
+                .map_err(|error| error.to_string())?;
             let about = fs::metadata(&path).map_err(|error| error.to_string())?;
             Ok::<_, String>((about.permissions().mode() & 0o7777, about.gid()))
         };

@@ -135,11 +135,11 @@ impl DevicePlugins {
         containers(pod).any(|container| !state.asked(pod, container).is_empty())
     }
 
-    /// Waits while terminating pods may free the devices that the pod's containers lack.
-    pub async fn wait_for_room(&self, pod: &Pod) {
+    /// Waits while terminating pods may free the devices that the containers lack.
+    async fn wait_for(&self, pod: &Pod, containers: &[&Container]) {
         let deadline = Instant::now() + ENDING_LIMIT;
         let mut freed = self.freed.subscribe();
-        while containers(pod).any(|container| self.state().can_wait(pod, container)) {
+        while containers.iter().any(|container| self.state().can_wait(pod, container)) {
             if timeout_at(deadline, freed.changed()).await.is_err() {
                 return;
             }
@@ -301,7 +301,14 @@ impl HintProvider for DevicePlugins {
         state.table.hints(&self.nodes, pod, None, &asked)
     }
 
+    async fn wait_for_room(&self, pod: &Pod) {
+        self.wait_for(pod, &containers(pod).collect::<Vec<_>>()).await;
+    }
+
     async fn allocate(&self, pod: &Pod, container: &Container, hint: Hint) -> Result<(), Refusal> {
+        if hint == Hint::NONE {
+            self.wait_for(pod, &[container]).await;
+        }
         let done = self.allocate_near(pod, container, hint.affinity).await;
         done.map_err(Refusal::unexpected)
     }

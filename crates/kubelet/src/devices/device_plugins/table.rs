@@ -518,6 +518,36 @@ mod tests {
 
     const RES: &str = "example.com/dongle";
 
+    /// Devices a and b are near node 0, c is near node 1.
+    #[test]
+    fn hints_name_the_nodes_of_free_devices() {
+        let mut table = Table::default();
+        let one = |id: &str, node: i64| device(id, HEALTHY, &[node]);
+        table.listed(RES, vec![one("a", 0), one("b", 0), one("c", 1)]);
+        let owner: Pod = from_value(json!({"metadata": {"uid": "1"}, "spec": {"containers": []}}))
+            .expect("a pod");
+        let check = |table: &Table, container: &str, required: usize, expected: &[(u64, bool)]| {
+            let asked = [(RES.to_owned(), required)];
+            let mut all = table.hints(&[0, 1], &owner, Some(container), &asked);
+            let list = all.remove(RES).flatten().expect("hints");
+            let got: Vec<(u64, bool)> = list
+                .iter()
+                .map(|hint| (hint.affinity.expect("a mask").0, hint.is_preferred))
+                .collect();
+            assert_eq!(got, expected, "{required}");
+        };
+        check(&table, "x", 1, &[(1, true), (2, true), (3, false)]);
+        check(&table, "x", 2, &[(1, true), (3, false)]);
+        check(&table, "x", 3, &[(3, true)]);
+        check(&table, "x", 4, &[]);
+        let free = ["a", "b", "c"].map(str::to_owned).into();
+        assert_eq!(table.near(RES, &free, Some(Mask(2))), ["c"]);
+        assert_eq!(table.near(RES, &free, None), [""; 0]);
+        table.take(&owner, "x", RES, 1, &["c".to_owned()]).expect("room");
+        check(&table, "x", 1, &[(2, true), (3, false)]);
+        check(&table, "y", 1, &[(1, true), (3, false)]);
+    }
+
     fn device(id: &str, health: &str, nodes: &[i64]) -> messages::Device {
         let nodes = nodes.iter().map(|id| messages::NumaNode { id: *id }).collect();
         messages::Device {

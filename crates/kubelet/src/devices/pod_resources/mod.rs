@@ -32,8 +32,7 @@ use crate::pod::set::PodSet;
 use crate::resources::is_sidecar;
 use messages::{
     Allocatable, CdiDevice, ClaimResource, ContainerDevices, ContainerMemory, ContainerResources,
-    DynamicResource,
-    Everything, GetRequest, Got, Listed, NumaNode, PodResources, Topology,
+    DynamicResource, Everything, GetRequest, Got, Listed, NumaNode, PodResources, Topology,
 };
 
 /// Upstream: `DefaultQPS`, `DefaultBurstTokens`.

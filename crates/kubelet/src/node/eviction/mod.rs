@@ -207,7 +207,11 @@ mod tests {
         check(bare(), &[], None);
         check(bare(), &[Memory], Some("The node had condition: [MemoryPressure]. "));
         check(asking(), &[Memory], None);
-        check(asking(), &[Memory, Disk], Some("The node had condition: [MemoryPressure DiskPressure]. "));
+        check(
+            asking(),
+            &[Memory, Disk],
+            Some("The node had condition: [MemoryPressure DiskPressure]. "),
+        );
         let mut critical = bare();
         critical["priority"] = json!(2_000_000_000);
         check(critical, &[Disk], None);

@@ -60,12 +60,7 @@ fn requested(pod: &Pod, signal: Signal) -> i64 {
 }
 
 /// The message of the event and of the pod's status.
-pub fn message(
-    signal: Signal,
-    met: Option<(u64, u64)>,
-    pod: &Pod,
-    used: Option<&Used>,
-) -> String {
+pub fn message(signal: Signal, met: Option<(u64, u64)>, pod: &Pod, used: Option<&Used>) -> String {
     let resource = signal.resource();
     let mut out = format!("The node was low on resource: {resource}. ");
     if let Some((threshold, available)) = met {
@@ -126,12 +121,8 @@ mod tests {
 
     #[test]
     fn the_order_is_upstreams() {
-        let pods = [
-            pod("a", 0, "100"),
-            pod("b", 0, "10"),
-            pod("c", 5, "1"),
-            pod("d", 2_000_000_000, "0"),
-        ];
+        let pods =
+            [pod("a", 0, "100"), pod("b", 0, "10"), pod("c", 5, "1"), pod("d", 2_000_000_000, "0")];
         let check = |signal, usage: &[(&str, i64)], expected: &str| {
             let used = |total: i64| Used { total, ..Used::default() };
             let usage: Usage =

@@ -107,8 +107,7 @@ mod tests {
 
     #[test]
     fn soft_thresholds_wait_and_conditions_last() {
-        let all =
-            [threshold(Signal::NodeFs, 200, 60, 0), threshold(Signal::Memory, 100, 0, 0)];
+        let all = [threshold(Signal::NodeFs, 200, 60, 0), threshold(Signal::Memory, 100, 0, 0)];
         let (mut state, start) = (State::default(), Instant::now());
         let at = |seconds| start + Duration::from_secs(seconds);
         let transition = Duration::from_secs(300);

@@ -146,7 +146,9 @@ pub enum ThresholdError {
     NoGrace(String),
     #[error("invalid eviction grace period specified: {0}, must be a positive value")]
     Grace(String),
-    #[error("{0}={1}: quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'")]
+    #[error(
+        "{0}={1}: quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'"
+    )]
     Quantity(String, String),
 }
 
@@ -181,9 +183,7 @@ pub fn parse(maps: &Maps, with_allocatable: bool) -> Result<Vec<Threshold>, Thre
         DEFAULT_HARD.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect();
     let hard = match &maps.hard {
         None => defaults,
-        Some(hard) if maps.merges_defaults => {
-            defaults.into_iter().chain(hard.clone()).collect()
-        }
+        Some(hard) if maps.merges_defaults => defaults.into_iter().chain(hard.clone()).collect(),
         Some(hard) => hard.clone(),
     };
     let mut out = statements(&hard)?;
@@ -213,7 +213,10 @@ pub fn parse(maps: &Maps, with_allocatable: bool) -> Result<Vec<Threshold>, Thre
 /// `None`: a signal whose thresholds are derived.
 fn signal(name: &str) -> Result<Option<Signal>, ThresholdError> {
     if CONTAINER_FS.contains(&name) {
-        tracing::warn!(signal = name, "the eviction threshold is ignored: it follows nodefs or imagefs");
+        tracing::warn!(
+            signal = name,
+            "the eviction threshold is ignored: it follows nodefs or imagefs"
+        );
         return Ok(None);
     }
     let known = Signal::ALL.iter().find(|signal| signal.name() == name);
@@ -294,12 +297,8 @@ mod tests {
             reclaim: map(&[("memory.available", "256Mi"), ("pid.available", "5%")]),
             merges_defaults: false,
         };
-        let hard = |signal, value, reclaim| Threshold {
-            signal,
-            value,
-            grace: Duration::ZERO,
-            reclaim,
-        };
+        let hard =
+            |signal, value, reclaim| Threshold { signal, value, grace: Duration::ZERO, reclaim };
         let (gi, reclaim) = (Value::Amount(1 << 30), Some(Value::Amount(256 << 20)));
         let expected = [
             hard(Signal::Memory, gi, reclaim),
@@ -334,15 +333,16 @@ mod tests {
 
     #[test]
     fn wrong_thresholds_are_refused() {
-        let check = |hard: &[(&str, &str)], soft: &[(&str, &str)], grace: &[(&str, &str)], text: &str| {
-            let maps = Maps {
-                hard: Some(map(hard)),
-                soft: map(soft),
-                soft_grace: map(grace),
-                ..Maps::default()
+        let check =
+            |hard: &[(&str, &str)], soft: &[(&str, &str)], grace: &[(&str, &str)], text: &str| {
+                let maps = Maps {
+                    hard: Some(map(hard)),
+                    soft: map(soft),
+                    soft_grace: map(grace),
+                    ..Maps::default()
+                };
+                assert_eq!(parse(&maps, false).expect_err("wrong").to_string(), text);
             };
-            assert_eq!(parse(&maps, false).expect_err("wrong").to_string(), text);
-        };
         check(&[("mem", "1")], &[], &[], "unsupported eviction signal mem");
         check(
             &[("memory.available", "0")],

@@ -300,12 +300,8 @@ impl Worker {
         if runs {
             return;
         }
-        let admission = async {
-            plugins.wait_for_room(&self.pod).await;
-            managers.admit(&self.pod, &**plugins).await
-        };
         let done = tokio::select! {
-            done = admission => done,
+            done = managers.admit(&self.pod, &**plugins) => done,
             () = told_to_stop(&self.input) => Ok(()),
         };
         if let Err(why) = done {

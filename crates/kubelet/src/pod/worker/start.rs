@@ -253,8 +253,7 @@ impl Worker {
             let text = "Pod sandbox changed, it will be killed and re-created.";
             context.events.tell(&self.pod, EventType::Normal, "SandboxChanged", text);
         }
-        let is_exclusive = self.node_settings().cfs.is_exclusive;
-        context.cgroups.create_pod(&self.pod, is_exclusive);
+        context.cgroups.create_pod(&self.pod, self.pod_cfs());
         let refused = |error: SandboxError| {
             let text = format!("Failed to create pod sandbox: {error}");
             context.events.warn(&self.pod, "FailedCreatePodSandBox", text);
@@ -286,17 +285,25 @@ impl Worker {
         Ok(Place { id, config, addresses, volumes, users })
     }
 
-    /// The node's settings for this pod's containers.
-    pub(super) fn node_settings(&self) -> NodeSettings {
+    /// The node's settings for a container.
+    pub(super) fn node_settings(&self, container: &str) -> NodeSettings {
         let node = &self.context.node;
-        // Upstream: the gate DisableCPUQuotaWithExclusiveCPUs.
-        let is_exclusive = self.context.managers.has_exclusive(&self.uid)
-            && features::enabled(Feature::DisableCPUQuotaWithExclusiveCPUs);
+        let has_own = !self.context.managers.exclusive(&self.uid, container).is_empty();
         NodeSettings {
             memory: node.machine.memory,
-            cfs: Cfs { is_exclusive, ..node.config.limits.cfs },
+            cfs: self.cfs(has_own),
             seccomp_default: node.config.limits.seccomp_default,
         }
+    }
+
+    /// The quotas of the pod as a whole.
+    pub(super) fn pod_cfs(&self) -> Cfs {
+        self.cfs(self.context.managers.has_exclusive(&self.uid))
+    }
+
+    fn cfs(&self, has_own: bool) -> Cfs {
+        let is_exclusive = has_own && features::enabled(Feature::DisableCPUQuotaWithExclusiveCPUs);
+        Cfs { is_exclusive, ..self.context.node.config.limits.cfs }
     }
 
     /// Adds the CPUs and memory nodes that the container may use.
@@ -504,7 +511,7 @@ impl Worker {
             dir: &self.dir,
             attempt,
             image: &image,
-            node: self.node_settings(),
+            node: self.node_settings(&container.name),
             target,
             users: &place.users,
         };

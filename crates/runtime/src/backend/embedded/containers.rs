@@ -604,7 +604,10 @@ impl Embedded {
         }
         let config = {
             let mut config = entry.config.lock().expect("no panic while the config is held");
-            merge(config.linux.get_or_insert_default().resources.get_or_insert_default(), resources);
+            merge(
+                config.linux.get_or_insert_default().resources.get_or_insert_default(),
+                resources,
+            );
             config.clone()
         };
         let path = self.0.layout.container(&entry.id).join("config.pb");
