@@ -84,7 +84,29 @@ fn page(root: &Path) -> Outcome<String> {
             page.push_str(&format!("| `--{name}` | {kind} | {effect} | {reason} |\n"));
         }
     }
+    page.push_str(&fields(root)?);
     Ok(page)
+}
+
+/// The fields of KubeletConfiguration. A test of the binary compares the table with the code.
+fn fields(root: &Path) -> Outcome<String> {
+    let path = root.join(DIRECTORY).join("KubeletConfiguration.txt");
+    let text = fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let lines = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
+    let mut rows = String::new();
+    let (mut all, mut without) = (0, 0);
+    for line in lines {
+        let (name, rest) = line.split_once(' ').unwrap_or((line, ""));
+        let (effect, reason) = rest.trim().split_once(' ').unwrap_or((rest.trim(), ""));
+        all += 1;
+        without += usize::from(effect == "nothing");
+        rows.push_str(&format!("| `{name}` | {effect} | {reason} |\n"));
+    }
+    let does = all - without;
+    Ok(format!(
+        "\n## KubeletConfiguration (`--config`, `--config-dir`)\n\n{does} fields do what upstream's do, \
+         {without} do nothing here: the log names them once.\n\n| field | effect | |\n|---|---|---|\n{rows}"
+    ))
 }
 
 fn rows(root: &Path, component: &str) -> Outcome<Vec<Row>> {

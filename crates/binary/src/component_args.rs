@@ -231,12 +231,17 @@ impl Sister {
 
     /// The flags with those of a `--config FILE` in front, which they override.
     fn with_file(&self, words: Vec<String>) -> anyhow::Result<Vec<String>> {
-        let is_file = |word: &&String| word.starts_with("--config=");
-        let words: Vec<String> = words.into_iter().skip(1).collect();
-        let Some(path) = words.iter().find(is_file).and_then(|word| word.split_once('=')) else {
-            return Ok(words);
+        let is_file = |word: &&String| {
+            word.starts_with("--config=")
+                || (self.component == "kubelet" && word.starts_with("--config-dir="))
         };
-        let Some(fields) = component_config::flags(self.component, path.1)? else {
+        let words: Vec<String> = words.into_iter().skip(1).collect();
+        let named = |start: &str| words.iter().find_map(|word| word.strip_prefix(start));
+        let (path, drop_ins) = (named("--config="), named("--config-dir="));
+        if path.is_none() && drop_ins.is_none() {
+            return Ok(words);
+        }
+        let Some(fields) = component_config::flags(self.component, path, drop_ins)? else {
             return Ok(words);
         };
         let name = |word: &String| word.split('=').next().map(str::to_owned);

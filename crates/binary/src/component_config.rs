@@ -1,9 +1,11 @@
 //! Upstream's configuration files of components that run alone, as flags.
 //!
 //! In: the command line. Out: the same, with the content of `--config FILE` as flags in front. The command
-//! line wins; feature gates are merged one by one. A field without a flag is named on stderr and has no
+//! line wins; feature gates are merged one by one. The kubelet's drop-in files are merged into its file first. A field without a flag is named on stderr and has no
 //! effect; so is a field that upstream does not have, which upstream decodes leniently, too. The scheduler
 //! reads its file itself.
+
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use serde_json::{Map, Value};
@@ -16,7 +18,10 @@ struct File {
     api_version: &'static str,
     kind: &'static str,
     fields: &'static [(&'static str, &'static str)],
-    /// All fields that upstream has, one a line; the field of a map means all its keys.
+    /// Fields that arrive as JSON, in flags `--kubelet-field`.
+    structured: &'static [&'static str],
+    /// All fields that upstream has, one a line, with their effect (docs/flags.md); the field of a map means
+    /// all its keys.
     known: &'static str,
     /// Fields in which zero means the default. Upstream: SetDefaults_KubeletConfiguration.
     zero_is_default: &'static [&'static str],
@@ -27,6 +32,7 @@ const FILES: &[File] = &[
         command: "kubelet",
         api_version: "kubelet.config.k8s.io/v1beta1",
         kind: "KubeletConfiguration",
+        structured: crate::kubelet_command::fields::STRUCTURED,
         known: include_str!("../flags/KubeletConfiguration.txt"),
         zero_is_default: &[
             "containerLogMaxFiles",
@@ -84,6 +90,7 @@ const FILES: &[File] = &[
         command: "kube-proxy",
         api_version: "kubeproxy.config.k8s.io/v1alpha1",
         kind: "KubeProxyConfiguration",
+        structured: &[],
         known: include_str!("../flags/KubeProxyConfiguration.txt"),
         zero_is_default: &[],
         fields: &[
@@ -109,12 +116,28 @@ const FILES: &[File] = &[
 
 pub const FEATURE_GATES: &str = "feature-gates";
 
-/// The content of `--config FILE` as flags; `None` for commands with another kind of file.
-pub fn flags(command: &str, path: &str) -> anyhow::Result<Option<Vec<String>>> {
+/// The content of `--config FILE` as flags, with that of `--config-dir DIRECTORY` merged into it; `None` for
+/// commands with another kind of file.
+pub fn flags(
+    command: &str,
+    path: Option<&str>,
+    drop_ins: Option<&str>,
+) -> anyhow::Result<Option<Vec<String>>> {
     let Some(file) = FILES.iter().find(|file| file.command == command) else { return Ok(None) };
-    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {path}"))?;
-    let (flags, unknown) = file.flags(&text).with_context(|| path.to_owned())?;
+    let mut all = Value::Object(Map::new());
+    if let Some(path) = path {
+        all = Value::Object(file.read(Path::new(path))?);
+    }
+    for path in drop_ins.map(files_of).transpose()?.unwrap_or_default() {
+        let fields = file.read(&path).with_context(|| {
+            format!("failed to load kubelet dropin file, path: {}", path.display())
+        })?;
+        merge(&mut all, Value::Object(fields));
+    }
+    let Value::Object(fields) = all else { return Ok(None) };
+    let (flags, unknown) = file.flags(fields)?;
     let (known, strange): (Vec<_>, Vec<_>) = unknown.into_iter().partition(|field| file.has(field));
+    let path = path.or(drop_ins).unwrap_or_default();
     if !known.is_empty() {
         eprintln!("decapod: {path}: fields without effect: {}", known.join(", "));
     }
@@ -126,17 +149,74 @@ pub fn flags(command: &str, path: &str) -> anyhow::Result<Option<Vec<String>>> {
     Ok(Some(flags))
 }
 
+/// The files `*.conf` below a directory, in the order of their paths.
+fn files_of(directory: &str) -> anyhow::Result<Vec<PathBuf>> {
+    let mut out = vec![];
+    let mut left = vec![PathBuf::from(directory)];
+    while let Some(directory) = left.pop() {
+        let entries = std::fs::read_dir(&directory)
+            .with_context(|| format!("cannot read {}", directory.display()))?;
+        for entry in entries {
+            let path = entry?.path();
+            if path.is_dir() {
+                left.push(path);
+            } else if path.extension().is_some_and(|end| end == "conf") {
+                out.push(path);
+            }
+        }
+    }
+    out.sort();
+    Ok(out)
+}
+
+/// JSON merge patch (RFC 7396): maps are merged, other values replaced, null removes.
+fn merge(into: &mut Value, patch: Value) {
+    let Value::Object(patch) = patch else {
+        *into = patch;
+        return;
+    };
+    if !into.is_object() {
+        *into = Value::Object(Map::new());
+    }
+    let Value::Object(into) = into else { return };
+    for (key, value) in patch {
+        if value.is_null() {
+            into.remove(&key);
+        } else {
+            merge(into.entry(key).or_insert(Value::Null), value);
+        }
+    }
+}
+
 impl File {
     /// Whether upstream has the field, or the map that it is a key of.
     fn has(&self, field: &str) -> bool {
         let is_it = |known: &str| {
             field.strip_prefix(known).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
         };
-        self.known.lines().any(is_it)
+        self.rows().any(|row| is_it(row[0]))
     }
 
-    /// The flags, and the fields without a flag.
-    fn flags(&self, text: &str) -> anyhow::Result<(Vec<String>, Vec<String>)> {
+    /// Field, effect, reason.
+    fn rows(&self) -> impl Iterator<Item = [&'static str; 3]> + use<> {
+        let lines = self.known.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
+        lines.map(|line| {
+            let (field, rest) = line.split_once(' ').unwrap_or((line, ""));
+            let rest = rest.trim();
+            let (effect, reason) = rest.split_once(' ').unwrap_or((rest, ""));
+            [field, effect, reason.trim()]
+        })
+    }
+
+    /// The fields of a file.
+    fn read(&self, path: &Path) -> anyhow::Result<Map<String, Value>> {
+        let shown = || path.display().to_string();
+        let text =
+            std::fs::read_to_string(path).with_context(|| format!("cannot read {}", shown()))?;
+        self.parse(&text).with_context(shown)
+    }
+
+    fn parse(&self, text: &str) -> anyhow::Result<Map<String, Value>> {
         let mut fields: Map<String, Value> = serde_saphyr::from_str(text)?;
         let mut said = |key: &str| match fields.remove(key) {
             Some(Value::String(text)) => text,
@@ -150,6 +230,11 @@ impl File {
                 self.api_version
             );
         }
+        Ok(fields)
+    }
+
+    /// The flags, and the fields without a flag.
+    fn flags(&self, fields: Map<String, Value>) -> anyhow::Result<(Vec<String>, Vec<String>)> {
         let (mut flags, mut unknown) = (vec![], vec![]);
         self.take(String::new(), fields, &mut flags, &mut unknown)?;
         Ok((flags, unknown))
@@ -168,6 +253,9 @@ impl File {
             match (flag, value) {
                 // Upstream treats an empty text and an empty list as not set.
                 (_, Value::Null) => {}
+                (_, value) if self.structured.contains(&path.as_str()) => {
+                    flags.push(format!("--kubelet-field={path}={value}"));
+                }
                 (Some(_), Value::String(text)) if text.is_empty() => {}
                 (Some((field, _)), value)
                     if self.zero_is_default.contains(field) && is_zero(&value) => {}
@@ -206,7 +294,8 @@ mod tests {
     #[test]
     fn fields_become_flags() {
         let check = |at: usize, text: &str, expected: &[&str], unknown: &[&str]| {
-            let (mut flags, left) = FILES[at].flags(text).expect("a file");
+            let fields = FILES[at].parse(text).expect("a file");
+            let (mut flags, left) = FILES[at].flags(fields).expect("flags");
             flags.sort();
             assert_eq!(
                 (flags.as_slice(), left.as_slice()),
@@ -237,6 +326,7 @@ mod tests {
                 "--allowed-unsafe-sysctls=kernel.msg*",
                 "--allowed-unsafe-sysctls=net.core.somaxconn",
                 "--image-gc-high-threshold=0",
+                "--kubelet-field=cpuManagerReconcilePeriod=\"0s\"",
                 "--shutdown-grace-period=0s",
             ],
             &["syncFrequency"],
@@ -258,6 +348,62 @@ mod tests {
                 assert!(file.has(field), "{}: {field}", file.kind);
             }
         }
-        assert!(FILES[0].flags("apiVersion: v1\nkind: Pod\n").is_err());
+        assert!(FILES[0].parse("apiVersion: v1\nkind: Pod\n").is_err());
+    }
+
+    /// The table of docs/flags.md says what happens with each field.
+    #[test]
+    fn the_table_says_which_fields_have_an_effect() {
+        let kubelet = &FILES[0];
+        let is_used = |field: &str| {
+            let parent = field.split('.').next().unwrap_or_default();
+            kubelet.fields.iter().any(|(one, _)| *one == field)
+                || kubelet.structured.contains(&field)
+                || kubelet.structured.contains(&parent)
+        };
+        for [field, effect, reason] in kubelet.rows() {
+            let expected = if is_used(field) { "does" } else { "nothing" };
+            assert_eq!(effect, expected, "{field}");
+            assert_eq!(reason.is_empty(), effect == "does", "{field}: {reason}");
+        }
+        let names: Vec<&str> = kubelet.rows().map(|row| row[0]).collect();
+        assert!(names.is_sorted_by(|one, next| one < next));
+        for field in kubelet.structured {
+            assert!(names.iter().any(|name| name.split('.').next() == Some(field)), "{field}");
+        }
+    }
+
+    #[test]
+    fn drop_ins_are_merged_in_order() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let put = |name: &str, text: &str| {
+            let head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
+            let path = dir.path().join(name);
+            std::fs::create_dir_all(path.parent().expect("a parent")).expect("a directory");
+            std::fs::write(path, format!("{head}{text}")).expect("written");
+        };
+        put("base.yaml", "maxPods: 10\nclusterDNS: [1.1.1.1]\nevictionHard: {a: '1', b: '2'}\n");
+        put("d/20.conf", "maxPods: 30\nevictionHard: {b: null, c: '3'}\n");
+        put("d/10.conf", "maxPods: 20\nclusterDNS: [2.2.2.2]\n");
+        put("d/30.yaml", "maxPods: 40\n");
+        let (base, drop_ins) = (dir.path().join("base.yaml"), dir.path().join("d"));
+        let of = |base: Option<&Path>| {
+            let (base, drop_ins) = (base.and_then(Path::to_str), drop_ins.to_str());
+            let mut flags = flags("kubelet", base, drop_ins).expect("files").expect("a kubelet");
+            flags.sort();
+            flags
+        };
+        assert_eq!(
+            of(Some(&base)),
+            [
+                "--cluster-dns=2.2.2.2",
+                "--kubelet-field=evictionHard={\"a\":\"1\",\"c\":\"3\"}",
+                "--max-pods=30"
+            ]
+        );
+        assert_eq!(of(None).len(), 3);
+        std::fs::write(dir.path().join("d/40.conf"), "kind: Pod\n").expect("written");
+        let error = flags("kubelet", None, drop_ins.to_str()).expect_err("another kind");
+        assert!(format!("{error:#}").starts_with("failed to load kubelet dropin file, path: "));
     }
 }

@@ -9,7 +9,11 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{Pod, Taint};
 
 use crate::node::log_links::LogLinks;
+use crate::managers;
+use crate::node::eviction;
+use crate::node::reserve::Reservation;
 use crate::pod::sysctls::Sysctls;
+use crate::resources::Cfs;
 
 /// The node's `kubeletVersion`; clients and skew checks read it.
 pub const KUBELET_VERSION: &str = release::KUBERNETES.tag;
@@ -39,6 +43,38 @@ pub struct ServerAuth {
     pub anonymous: bool,
     /// Ask the API server's SubjectAccessReview; otherwise every authenticated user may do everything.
     pub webhook_authorization: bool,
+}
+
+/// The swap that containers may use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Swap {
+    #[default]
+    None,
+    /// Containers of Burstable pods, in proportion to their memory requests.
+    Limited,
+}
+
+/// Settings of the cgroups of pods and containers.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct KernelLimits {
+    pub cfs: Cfs,
+    /// The processes of a pod; `None`: no limit of its own.
+    pub pod_pids: Option<i64>,
+    pub swap: Swap,
+    /// The OOM killer ends one process instead of the whole container. cgroup v2.
+    pub kills_single_processes: bool,
+    /// Containers without a seccomp profile get the runtime's default.
+    pub seccomp_default: bool,
+}
+
+/// How many a second, and how many at once. `None`: no limit.
+pub type Rate = Option<(f64, f64)>;
+
+/// Static pods that a server lists.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ManifestUrl {
+    pub url: String,
+    pub headers: Vec<(String, String)>,
 }
 
 #[derive(Clone)]
@@ -75,6 +111,13 @@ pub struct Config {
     /// Must equal the runtime's.
     pub cgroup_driver: cri::CgroupDriver,
     pub max_pods: i64,
+    /// At most so many pods for each CPU; 0: no limit.
+    pub pods_per_core: i64,
+    pub limits: KernelLimits,
+    pub managers: managers::Settings,
+    /// Do not start with swap, or with cgroup v1.
+    pub fails_on_swap: bool,
+    pub fails_on_cgroup_v1: bool,
     /// The sysctls that pods may set.
     pub sysctls: Sysctls,
     /// Used until the API gives the node a podCIDR.
@@ -86,20 +129,29 @@ pub struct Config {
     pub healthz_address: Option<SocketAddr>,
     /// Serve exec, attach, port-forward, run and logs.
     pub debugging_handlers: bool,
-    /// Resources reserved for the system and subtracted from allocatable: e.g. `cpu` → `100m`.
-    pub reserved: BTreeMap<String, String>,
+    /// A port without authentication for pods, figures and health.
+    pub read_only_address: Option<SocketAddr>,
+    pub reserve: Reservation,
     pub status_check: Duration,
     pub status_report: Duration,
     pub lease_duration: Duration,
+    /// The number of images in the node's status; `None`: all.
+    pub status_images: Option<usize>,
     pub parallel_pulls: usize,
+    pub pulls: Rate,
+    pub events: Rate,
+    /// The longest pause between restarts of a container that crashes.
+    pub crash_ceiling: Option<Duration>,
     pub log_max_bytes: u64,
     pub log_max_files: usize,
-    /// Memory below which the node is under pressure, in bytes.
-    pub eviction_memory: u64,
-    /// Share of free bytes and inodes of the disk below which the node is under pressure.
-    /// Deviation: 5 % where upstream says 10 %; developers' disks are often that full.
-    pub eviction_disk: f64,
-    pub eviction_inodes: f64,
+    /// How many logs are rotated at the same time.
+    pub log_workers: usize,
+    /// How often logs are looked at.
+    pub log_interval: Duration,
+    pub manifest_url: Option<ManifestUrl>,
+    /// How often that server is asked.
+    pub manifest_url_check: Duration,
+    pub eviction: eviction::Settings,
     /// How often the kubelet checks whether it must evict a pod.
     pub eviction_interval: Duration,
     /// Percent of disk usage at which image garbage collection starts, and at which it stops.
@@ -107,10 +159,14 @@ pub struct Config {
     pub image_gc_low: u64,
     /// The minimum age of an image before it is removed.
     pub image_min_age: Duration,
+    /// An image that was not used for so long is removed; zero: never.
+    pub image_max_age: Duration,
     /// How long the kubelet delays a shutdown of the machine for its pods; zero: not at all.
     pub shutdown_grace: Duration,
     /// The last part of that time, reserved for critical pods.
     pub shutdown_grace_critical: Duration,
+    /// Instead of both: the grace periods of pods with at least these priorities.
+    pub shutdown_groups: Vec<(i32, Duration)>,
     /// The D-Bus socket through which logind announces shutdowns.
     pub system_bus: PathBuf,
     /// `None`: nothing on this node enforces network policies together with this kubelet.
@@ -143,6 +199,11 @@ impl Config {
             cgroups_per_qos: true,
             cgroup_driver: cri::CgroupDriver::Cgroupfs,
             max_pods: 110,
+            pods_per_core: 0,
+            limits: KernelLimits::default(),
+            managers: managers::Settings::default(),
+            fails_on_swap: false,
+            fails_on_cgroup_v1: false,
             sysctls: Sysctls::default(),
             pod_cidr: None,
             bind_address: SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 10250),
@@ -150,22 +211,31 @@ impl Config {
             server_auth: ServerAuth::default(),
             healthz_address: Some(SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 10248)),
             debugging_handlers: true,
-            reserved: BTreeMap::new(),
+            read_only_address: None,
+            reserve: Reservation::default(),
             status_check: Duration::from_secs(10),
             status_report: Duration::from_secs(300),
             lease_duration: Duration::from_secs(40),
+            status_images: Some(50),
             parallel_pulls: 5,
+            pulls: None,
+            events: None,
+            crash_ceiling: None,
             log_max_bytes: 10 << 20,
             log_max_files: 5,
-            eviction_memory: 100 << 20,
-            eviction_disk: 0.05,
-            eviction_inodes: 0.05,
+            log_workers: 1,
+            log_interval: Duration::from_secs(10),
+            manifest_url: None,
+            manifest_url_check: Duration::from_secs(20),
+            eviction: eviction::Settings::default(),
             eviction_interval: Duration::from_secs(10),
             image_gc_high: 85,
             image_gc_low: 80,
             image_min_age: Duration::from_secs(120),
+            image_max_age: Duration::ZERO,
             shutdown_grace: Duration::ZERO,
             shutdown_grace_critical: Duration::ZERO,
+            shutdown_groups: vec![],
             system_bus: "/run/dbus/system_bus_socket".into(),
             network_gate: None,
             may_mount: nix::unistd::geteuid().is_root(),

@@ -3,7 +3,7 @@
 //! In: the node, a client, the runtime. Out: the tasks that follow the API, the runtime, drivers and
 //! manifests.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,10 +17,16 @@ use tokio::sync::{Notify, watch};
 use crate::devices::device_plugins::{self, DevicePlugins};
 use crate::devices::dra::{self, Devices};
 use crate::devices::pod_resources;
+use crate::error::Error;
+use crate::managers::machine::huge_page_resource;
+use crate::managers::{Managers, Reserved, reconcile};
 use crate::names;
 use crate::node::cgroups::{Cgroups, Layout};
+use crate::node::eviction::threshold::Signal;
 use crate::node::figures::Figures;
-use crate::node::status::{Reporter, enforced};
+use crate::node::image_gc::Collector;
+use crate::node::reserve;
+use crate::node::status::{Reporter, capacity};
 use crate::node::this::ThisNode;
 use crate::node::upkeep::Upkeep;
 use crate::node::{eviction, image_gc, local_storage, log_rotation, shutdown};
@@ -30,9 +36,10 @@ use crate::pod::hosts::Resolver;
 use crate::pod::images::Images;
 use crate::pod::objects::Objects;
 use crate::pod::set::PodSet;
-use crate::pod::users::{Users, UsersError};
+use crate::pod::static_pods::Source;
+use crate::pod::users::Users;
 use crate::pod::worker::{self, Starts};
-use crate::pod::{mirrors, relist, static_pods};
+use crate::pod::{manifest_url, mirrors, relist, static_pods};
 use crate::server::Server;
 use crate::server::context::Metrics;
 use crate::volumes::csi::registration::{Plugins, watch as watch_registry};
@@ -64,23 +71,28 @@ impl Kubelet {
         figures: Arc<Figures>,
         hurry: Arc<Notify>,
         tasks: &Tasks,
-    ) -> Result<Self, UsersError> {
+    ) -> Result<Self, Error> {
         let node = Arc::new(node);
         let config = &node.config;
         let name = &config.node_name;
         let services = informers.of::<Service>();
         let recorder = EventRecorder::new(client.clone(), tasks, "kubelet", Some(name));
-        let events = Events(recorder);
+        let events = Events::new(recorder, config.events);
         let pods = informers.scoped::<Pod>(None, &format!("spec.nodeName={name}"), "");
         let users = Users::new(&config.root_dir, config.max_pods, Path::new("/etc"))?;
+        let cgroups = new_cgroups(&node)?;
         let workers = Arc::new(worker::Context {
-            cgroups: Arc::new(new_cgroups(&node)),
+            cgroups: Arc::new(cgroups),
+            managers: Arc::new(new_managers(&node)?),
             volumes: Arc::new(new_host(&node, &client, &events, informers, hurry.clone())),
             devices: Arc::new(Devices::new(&client, config)),
-            device_plugins: Arc::new(DevicePlugins::new(config, hurry.clone(), tasks)),
+            device_plugins: Arc::new(
+                DevicePlugins::new(config, hurry.clone(), tasks)
+                    .with_nodes(node.machine.hardware.nodes.iter().map(|one| one.id)),
+            ),
             probes: Arc::default(),
             starts: Starts {
-                images: Images::new(runtime.clone(), config.parallel_pulls),
+                images: Images::new(runtime.clone(), config.parallel_pulls, config.pulls),
                 users: Arc::new(users),
                 resolver: new_resolver(&config.resolv_conf),
                 known_services: services.view(),
@@ -171,10 +183,13 @@ impl Kubelet {
             runtime: own.runtime.clone(),
             events: own.events.clone(),
             pods: set.clone(),
+            cgroups: own.cgroups.clone(),
+            images: Collector::default(),
         });
         tasks.spawn("pods", set.clone().run());
         tasks.spawn("node-shutdown", shutdown::keep(upkeep.clone(), self.hurry.clone()));
-        tasks.spawn("eviction", eviction::keep(upkeep.clone()));
+        tasks.spawn("eviction", eviction::keep(upkeep.clone(), self.hurry.clone()));
+        tasks.spawn("cpusets", reconcile::keep(upkeep.clone(), own.managers.clone()));
         tasks.spawn("local-storage", local_storage::keep(upkeep.clone()));
         tasks.spawn("image-gc", image_gc::keep(upkeep.clone()));
         tasks.spawn("log-rotation", log_rotation::keep(upkeep));
@@ -184,8 +199,18 @@ impl Kubelet {
         let signals = set.signals.clone();
         if let Some(path) = own.node.config.pod_manifest_path.clone() {
             let (statics, name) = (signals.clone(), own.node.config.node_name.clone());
-            let watch = static_pods::watch(path, name, move |pods| statics.statics(pods));
+            let watch = static_pods::watch(path, name, move |pods| {
+                statics.statics(Source::File, pods);
+            });
             tasks.spawn("manifests", watch);
+        }
+        if let Some(server) = own.node.config.manifest_url.clone() {
+            let (statics, name) = (signals.clone(), own.node.config.node_name.clone());
+            let period = own.node.config.manifest_url_check;
+            let asked = manifest_url::follow(server, period, name, move |pods| {
+                statics.statics(Source::Http, pods);
+            });
+            tasks.spawn("manifest-url", asked);
         }
         tasks.spawn("api-pods", async move {
             // Admission checks the node's labels: they must be known first.
@@ -234,8 +259,9 @@ impl Kubelet {
             pods: set.clone(),
             devices: own.devices.clone(),
             device_plugins: own.device_plugins.clone(),
+            managers: own.managers.clone(),
             counts: self.pod_resources.clone(),
-            limit: Default::default(),
+            limit: pod_resources::limit(),
         };
         let root = own.node.config.root_dir.clone();
         let serving = pod_resources::serve(root, source, tasks.stop_signal());
@@ -255,13 +281,39 @@ fn new_resolver(resolv_conf: &Path) -> Resolver {
     Resolver::parse(&std::fs::read_to_string(resolv_conf).unwrap_or_default())
 }
 
-fn new_cgroups(node: &ThisNode) -> Cgroups {
-    let config = &node.config;
-    let cgroups =
-        Cgroups::new(Layout::of_this_machine(), &config.cgroup_root, config.cgroups_per_qos)
-            .driven_by(config.cgroup_driver);
-    cgroups.prepare(enforced(config, &node.machine));
-    cgroups
+fn new_cgroups(node: &ThisNode) -> Result<Cgroups, Error> {
+    let (config, machine) = (&node.config, &node.machine);
+    let layout = Layout::of_this_machine();
+    if config.fails_on_cgroup_v1 && !matches!(layout, Layout::V2(_)) {
+        return Err(Error::CgroupV1);
+    }
+    let cgroups = Cgroups::new(layout, &config.cgroup_root, config.cgroups_per_qos)
+        .driven_by(config.cgroup_driver)
+        .with(config.limits, machine);
+    let capacity = capacity(config, machine);
+    reserve::check(config, machine, &capacity)?;
+    cgroups.prepare(&reserve::of_pods(config, &capacity));
+    reserve::enforce_existing(config, &cgroups)?;
+    Ok(cgroups)
+}
+
+/// CPUs, memory and topology of containers, with the node's reservations.
+fn new_managers(node: &ThisNode) -> Result<Managers, Error> {
+    let (config, machine) = (&node.config, &node.machine);
+    let capacity = u64::try_from(machine.memory).unwrap_or_default();
+    let mut memory: BTreeMap<String, u64> = BTreeMap::new();
+    let huge = machine.hardware.huge_pages().into_keys().map(huge_page_resource);
+    for resource in huge.chain(["memory".to_owned()]) {
+        let kept = u64::try_from(config.reserve.of(&resource)).unwrap_or_default();
+        let free = match resource.as_str() {
+            "memory" => config.eviction.hard(Signal::Memory, capacity),
+            _ => 0,
+        };
+        memory.insert(resource, kept + free);
+    }
+    let milli_cpu = config.reserve.of("cpu");
+    let reserved = Reserved { cpus: config.reserve.cpus.clone(), milli_cpu, memory };
+    Ok(Managers::open(&config.managers, &machine.hardware, &reserved, &config.root_dir)?)
 }
 
 fn new_host(

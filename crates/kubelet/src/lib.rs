@@ -18,10 +18,12 @@
 //! decisions ([`pod::plan`], [`pod::status`], [`pod::admit`]) are pure; polling is only for what has no events.
 //! Upstream: `pkg/kubelet`.
 
+mod bucket;
 mod config;
 mod devices;
 mod error;
 mod kubelet;
+mod managers;
 mod names;
 mod node;
 mod plugins;
@@ -39,11 +41,21 @@ use client::{Client, Informers};
 use k8s_openapi::api::core::v1::Node;
 use tokio::sync::{Notify, watch};
 
-pub use config::{Config, GateError, KUBELET_VERSION, NetworkGate, ServerAuth, ServerTls};
+pub use config::{
+    Config, GateError, KUBELET_VERSION, KernelLimits, ManifestUrl, NetworkGate, Rate, ServerAuth,
+    ServerTls, Swap,
+};
 pub use error::Error;
 use kubelet::{Kubelet, set_up_network};
+pub use managers::Settings as ManagerSettings;
+pub use managers::cpuset::CpuSet;
+pub use managers::hints::Policy as TopologyPolicy;
+pub use managers::options::{CpuOptions, TopologyOptions};
+pub use node::eviction::Settings as EvictionSettings;
+pub use node::eviction::threshold::{Maps as EvictionMaps, parse as parse_thresholds};
 pub use node::families::{Certificate, certificate_expires, certificate_not_renewed};
 pub use node::log_links::LogLinks;
+pub use node::reserve::{Amounts, Enforcement};
 use node::this::ThisNode;
 use node::{figures, machine, measured};
 pub use pod::sysctls::{SysctlError, Sysctls};
@@ -82,15 +94,15 @@ async fn start(
     mut config: Config,
     tasks: &Tasks,
 ) -> Result<(), Error> {
-    let (listener, health_listener) = listen(&mut config).await?;
+    let listeners = listen(&mut config).await?;
     let figures = Arc::new(figures::Figures::default());
     let runtime: Arc<dyn cri::Runtime> =
         Arc::new(measured::Measured::new(runtime, figures.clone()));
     let informers = Informers::new(client.clone(), tasks.clone());
     let nodes = informers.scoped::<Node>(None, &format!("metadata.name={}", config.node_name), "");
     let (network_in, network) = watch::channel("pod network is not configured yet".to_string());
-    let machine = machine::Machine::read();
-    warn_of_swap(&machine);
+    let machine = machine::Machine::read(&config.managers.sys);
+    check_swap(&config, &machine)?;
     let hurry = Arc::new(Notify::new());
     set_up_network(&*runtime, config.pod_cidr.as_deref(), &network_in).await;
     let problem = network.borrow().clone();
@@ -105,20 +117,32 @@ async fn start(
     tasks.spawn_graceful("node-lease", node::status::keep_lease(reporter, stop));
     kubelet.follow_pods(nodes);
     kubelet.follow_drivers();
-    let server = kubelet.server();
-    if let Some(listener) = listener {
-        server.listen(listener);
-    }
-    if let Some(listener) = health_listener {
-        server.listen_health(listener);
-    }
+    listeners.serve(&kubelet.server());
     Ok(())
 }
 
-/// The sockets of the kubelet's API server and of its health server.
-async fn listen(
-    config: &mut Config,
-) -> Result<(Option<transport::Listener>, Option<transport::Listener>), Error> {
+/// The sockets of the kubelet's API server, of its health server, and of its server without authentication.
+struct Listeners {
+    listener: Option<transport::Listener>,
+    health: Option<transport::Listener>,
+    read_only: Option<transport::Listener>,
+}
+
+impl Listeners {
+    fn serve(self, server: &server::Server) {
+        if let Some(listener) = self.listener {
+            server.listen(listener);
+        }
+        if let Some(listener) = self.health {
+            server.listen_health(listener);
+        }
+        if let Some(listener) = self.read_only {
+            server.listen_read_only(listener);
+        }
+    }
+}
+
+async fn listen(config: &mut Config) -> Result<Listeners, Error> {
     let listener = match config.server_tls {
         Some(_) => Some(server::bind(config.bind_address).await?),
         None => None,
@@ -127,19 +151,27 @@ async fn listen(
         Some(address) => Some(server::bind(address).await?),
         None => None,
     };
+    let read_only = match config.read_only_address {
+        Some(address) => Some(server::bind(address).await?),
+        None => None,
+    };
     // Port 0 asks for a free one: the node object reports the actual port.
     if let Some(address) = listener.as_ref().and_then(|one| one.local_addr()) {
         config.bind_address = address;
     }
-    Ok((listener, health))
+    Ok(Listeners { listener, health, read_only })
 }
 
-/// Upstream's kubelet refuses to start with swap, unless `failSwapOn` is false.
-fn warn_of_swap(machine: &machine::Machine) {
-    if machine.swap > 0 {
+/// Deviation: upstream's kubelet refuses to start with swap by default.
+fn check_swap(config: &Config, machine: &machine::Machine) -> Result<(), Error> {
+    if machine.swap > 0 && config.fails_on_swap {
+        return Err(Error::SwapIsOn);
+    }
+    if machine.swap > 0 && config.limits.swap == Swap::None {
         tracing::warn!(
             bytes = machine.swap,
-            "swap is on: containers may use it beyond their memory limits; swapoff -a turns it off"
+            "swap is on: processes outside of containers may use it; swapoff -a turns it off"
         );
     }
+    Ok(())
 }

@@ -17,7 +17,8 @@ const MAX_SHARES: i64 = 262_144;
 const MIN_QUOTA: i64 = 1000;
 /// The CPU limit of the smallest quota.
 pub const MIN_MILLI_CPU_LIMIT: i64 = 10;
-pub const CPU_PERIOD: i64 = 100_000;
+/// Microseconds.
+const CPU_PERIOD: i64 = 100_000;
 
 /// A quantity in thousandths, rounded up; invalid text counts as zero (the API server rejects it).
 pub fn milli(quantity: &Quantity) -> i64 {
@@ -167,12 +168,38 @@ pub fn cpu_shares(milli_cpu: i64) -> i64 {
     (milli_cpu * 1024 / 1000).clamp(MIN_SHARES, MAX_SHARES)
 }
 
-/// Microseconds of CPU per [`CPU_PERIOD`]; 0 means no quota.
-pub fn cpu_quota(milli_cpu: i64) -> i64 {
-    if milli_cpu == 0 {
-        return 0;
+/// How CPU limits hold: the kernel's CFS quotas.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cfs {
+    pub is_on: bool,
+    /// Microseconds.
+    pub period: i64,
+    /// The containers have CPUs of their own, which a quota would only throttle.
+    pub is_exclusive: bool,
+}
+
+impl Default for Cfs {
+    fn default() -> Self {
+        Self { is_on: true, period: CPU_PERIOD, is_exclusive: false }
     }
-    (milli_cpu * CPU_PERIOD / 1000).max(MIN_QUOTA)
+}
+
+impl Cfs {
+    /// Microseconds of CPU per period; 0: unchanged, negative: unlimited.
+    pub fn quota(self, milli_cpu: i64) -> i64 {
+        if !self.is_on || milli_cpu == 0 {
+            return 0;
+        }
+        match self.is_exclusive {
+            true => -1,
+            false => (milli_cpu * self.period / 1000).max(MIN_QUOTA),
+        }
+    }
+
+    /// 0 if quotas are off.
+    pub fn period(self) -> i64 {
+        if self.is_on { self.period } else { 0 }
+    }
 }
 
 /// cgroup v2's weight (1..10000) for v1's shares (2..262144), by the mapping that OCI runtimes use.
@@ -205,6 +232,14 @@ pub fn bytes_quantity(bytes: i64) -> Quantity {
         }
     }
     Quantity(bytes.to_string())
+}
+
+/// `2Mi` in the kernel's form: `2MB`.
+pub fn huge_page_size(size: &str) -> Option<String> {
+    let number = size.strip_suffix('i')?;
+    let valid =
+        number.ends_with(['K', 'M', 'G']) && number[..number.len() - 1].parse::<u64>().is_ok();
+    valid.then(|| format!("{number}B"))
 }
 
 /// A count in the API server's form: `12`, `3k`.
@@ -312,7 +347,14 @@ mod tests {
     #[test]
     fn kernel_numbers() {
         assert_eq!((cpu_shares(0), cpu_shares(1000), cpu_shares(1)), (2, 1024, 2));
-        assert_eq!((cpu_quota(0), cpu_quota(5), cpu_quota(1500)), (0, 1000, 150_000));
+        let quota = |milli| Cfs::default().quota(milli);
+        assert_eq!((quota(0), quota(5), quota(1500)), (0, 1000, 150_000));
+        let short = Cfs { period: 10_000, ..Cfs::default() };
+        assert_eq!((short.quota(1500), short.quota(50)), (15_000, 1000));
+        let alone = Cfs { is_exclusive: true, ..Cfs::default() };
+        assert_eq!((alone.quota(0), alone.quota(1500)), (0, -1));
+        let off = Cfs { is_on: false, ..Cfs::default() };
+        assert_eq!((off.quota(1500), off.period()), (0, 0));
         assert_eq!((cpu_weight(2), cpu_weight(1024), cpu_weight(262_144)), (1, 39, 10_000));
     }
 }

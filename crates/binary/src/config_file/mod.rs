@@ -166,8 +166,13 @@ fn data_dir_of(sources: &Sources) -> Option<PathBuf> {
 
 /// Upstream's components that run alone: see [`crate::component_config`].
 fn of_upstream(arguments: Vec<String>, at: usize) -> anyhow::Result<Vec<String>> {
-    let Some(path) = value_of(&arguments, "config") else { return Ok(arguments) };
-    let extra = crate::component_config::flags(&arguments[at], &path)?;
+    let given = (value_of(&arguments, "config"), value_of(&arguments, "config-dir"));
+    let extra = match (&given.0, &given.1) {
+        (None, None) => return Ok(arguments),
+        (path, drop_ins) => {
+            crate::component_config::flags(&arguments[at], path.as_deref(), drop_ins.as_deref())?
+        }
+    };
     let mut extra = extra.unwrap_or_default();
     extra.retain(|setting| {
         let name = setting.split('=').next().unwrap_or_default();

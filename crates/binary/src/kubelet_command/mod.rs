@@ -5,6 +5,7 @@
 //! Upstream: `cmd/kubelet/app`.
 
 mod bootstrap;
+pub mod fields;
 mod settings;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -73,6 +74,9 @@ pub struct Kubelet {
     /// KubeletConfiguration; flags win
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    /// A directory of files *.conf that are merged into it, in the order of their names
+    #[arg(long, value_name = "DIRECTORY")]
+    config_dir: Option<PathBuf>,
     #[command(flatten)]
     pub feature_gates: crate::flags::FeatureGates,
     #[command(flatten)]
@@ -85,6 +89,7 @@ pub struct Kubelet {
 
 pub async fn run(flags: Kubelet, data_dir: &Path) -> anyhow::Result<()> {
     flags.tls.install()?;
+    flags.settings.fields.apply_to_process()?;
     let brought = flags.tls_cert_file.clone().zip(flags.tls_private_key_file.clone());
     let node = crate::flags::Node {
         node_name: flags.hostname_override,

@@ -3,7 +3,6 @@
 //! In: flags, or fields of a KubeletConfiguration as flags. Out: the kubelet's configuration. A flag that is
 //! not given leaves the default. Upstream: `cmd/kubelet/app/options`.
 
-use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,6 +10,8 @@ use std::time::Duration;
 use anyhow::{Context, bail, ensure};
 use k8s_openapi::api::core::v1::Taint;
 use machinery::quantity::Amount;
+
+use super::fields::FieldFlags;
 
 /// The taint of a node that its cloud has not described yet.
 const UNINITIALIZED: &str = "node.cloudprovider.kubernetes.io/uninitialized";
@@ -74,6 +75,8 @@ pub struct Settings {
     /// Pull one image at a time
     #[arg(long)]
     serialize_image_pulls: Option<bool>,
+    #[command(flatten)]
+    pub fields: FieldFlags,
 }
 
 impl Settings {
@@ -103,7 +106,7 @@ impl Settings {
             config.cgroup_root.clone_from(cgroup);
         }
         config.cgroups_per_qos = self.cgroups_per_qos.unwrap_or(config.cgroups_per_qos);
-        Ok(())
+        self.fields.apply(config)
     }
 
     fn apply_access(&self, config: &mut kubelet::Config) -> anyhow::Result<()> {
@@ -138,9 +141,11 @@ impl Settings {
         wait_for_cloud(self.cloud_provider.as_deref(), config)?;
         if let Some(period) = self.node_status_update_frequency.filter(|it| !it.is_zero()) {
             config.status_check = period;
+            // Upstream: without a frequency of its own, every check is reported.
+            config.status_report = period;
         }
-        let reserved = self.kube_reserved.iter().chain(&self.system_reserved);
-        config.reserved.append(&mut sum(reserved)?);
+        config.reserve.kube = amounts(&self.kube_reserved)?;
+        config.reserve.system = amounts(&self.system_reserved)?;
         Ok(())
     }
 }
@@ -163,10 +168,10 @@ pub fn wait_for_cloud(provider: Option<&str>, config: &mut kubelet::Config) -> a
     Ok(())
 }
 
-/// The sum of both lists for each resource.
-fn sum<'a>(pairs: impl Iterator<Item = &'a String>) -> anyhow::Result<BTreeMap<String, String>> {
-    let mut all: BTreeMap<&str, i64> = BTreeMap::new();
-    for pair in pairs.filter(|pair| !pair.is_empty()) {
+/// The amounts of a list `RESOURCE=QUANTITY`.
+fn amounts(pairs: &[String]) -> anyhow::Result<kubelet::Amounts> {
+    let mut all = kubelet::Amounts::new();
+    for pair in pairs.iter().filter(|pair| !pair.is_empty()) {
         let (name, text) = pair.split_once('=').context("malformed pair, expect string=string")?;
         let name = name.trim();
         ensure!(
@@ -176,16 +181,10 @@ fn sum<'a>(pairs: impl Iterator<Item = &'a String>) -> anyhow::Result<BTreeMap<S
         let amount = Amount::parse(text.trim());
         let amount = amount.map_err(|error| anyhow::anyhow!("{name}={text}: {error}"))?;
         ensure!(!amount.is_negative(), "resource quantity for {name:?} cannot be negative: {text}");
-        *all.entry(name).or_default() += match name {
-            "cpu" => amount.milli(),
-            _ => amount.units(),
-        };
+        let number = if name == "cpu" { amount.milli() } else { amount.units() };
+        all.insert(name.to_owned(), number);
     }
-    let text = |(name, total): (&str, i64)| {
-        let unit = if name == "cpu" { "m" } else { "" };
-        (name.to_owned(), format!("{total}{unit}"))
-    };
-    Ok(all.into_iter().map(text).collect())
+    Ok(all)
 }
 
 fn bytes(text: &str) -> anyhow::Result<u64> {
@@ -224,8 +223,8 @@ mod tests {
             "--authorization-mode=AlwaysAllow",
         ]);
         let config = config.expect("valid");
-        assert_eq!(config.reserved["cpu"], "1100m");
-        assert_eq!(config.reserved["memory"], (1_u64 << 30).to_string());
+        assert_eq!(config.reserve.of("cpu"), 1100);
+        assert_eq!(config.reserve.of("memory"), 1 << 30);
         assert!(!config.register && !config.server_auth.webhook_authorization);
         assert_eq!(config.provider_id.as_deref(), Some("metal://1"));
         assert_eq!(config.taints[0].key, UNINITIALIZED);

@@ -12,7 +12,7 @@
 //! Invariant: a limit that cannot be set is logged; the pod runs anyway.
 //! With the systemd driver the same tree is made of slices ([`slices`]).
 //! Upstream: `pkg/kubelet/cm`, cgroupfs driver. Deviation: each pod updates the weight of the burstable
-//! class at once, where upstream does so once a minute; no limit on process numbers is set.
+//! class at once, where upstream does so once a minute.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,18 +21,24 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use base::metrics::Timer;
-use cri::{CgroupDriver, ContainerConfig, LinuxContainerResources};
-use k8s_openapi::api::core::v1::Pod;
+use cri::{CgroupDriver, ContainerConfig, HugepageLimit, LinuxContainerResources};
+use k8s_openapi::api::core::v1::{Container, Pod};
 
+use crate::config::{KernelLimits, Swap};
+use crate::managers::machine::huge_page_resource;
 use crate::names;
+use crate::node::machine::Machine;
+use crate::node::reserve::Limits;
 use crate::node::{families, slices};
 use crate::pod::amounts::Resource;
 use crate::pod::sandbox::pod_resources;
 use crate::resources::{
-    BEST_EFFORT, BURSTABLE, MIN_SHARES, cpu_shares, cpu_weight, pod_requests, qos_class,
+    self, BEST_EFFORT, BURSTABLE, Cfs, MIN_SHARES, cpu_shares, cpu_weight, huge_page_size,
+    pod_limits, pod_requests, qos_class,
 };
 
-const CONTROLLERS: [&str; 7] = ["cpu", "cpuacct", "cpuset", "memory", "devices", "freezer", "pids"];
+const CONTROLLERS: [&str; 8] =
+    ["cpu", "cpuacct", "cpuset", "memory", "devices", "freezer", "hugetlb", "pids"];
 /// The empty hierarchy of version 2 on a hybrid machine.
 const UNIFIED: &str = "unified";
 
@@ -87,6 +93,12 @@ pub struct Cgroups {
     enabled: bool,
     /// The creator of the cgroups: the kubelet, or systemd ([`slices`]).
     driver: CgroupDriver,
+    settings: KernelLimits,
+    /// Of the machine, in bytes.
+    memory: i64,
+    swap: i64,
+    /// The sizes of huge pages that the machine has, in bytes.
+    huge_pages: Vec<u64>,
     /// Guards a sum and its parts; held while the sum is written, so that the newest sum is written last.
     burstable: Mutex<Burstable>,
 }
@@ -98,18 +110,27 @@ struct Burstable {
     sum: i64,
 }
 
-/// The node's allocatable resources, as far as they are enforced.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Enforced {
-    pub milli_cpu: i64,
-    pub memory: i64,
-}
-
 impl Cgroups {
     pub fn new(layout: Layout, root: &str, enabled: bool) -> Self {
         let root = root.trim_end_matches('/').to_string();
         let driver = CgroupDriver::Cgroupfs;
-        Self { layout, root, enabled, driver, burstable: Mutex::default() }
+        Self {
+            layout,
+            root,
+            enabled,
+            driver,
+            settings: KernelLimits::default(),
+            memory: 0,
+            swap: 0,
+            huge_pages: vec![],
+            burstable: Mutex::default(),
+        }
+    }
+
+    /// With the node's settings.
+    pub fn with(self, settings: KernelLimits, machine: &Machine) -> Self {
+        let huge_pages = machine.hardware.huge_pages().into_keys().collect();
+        Self { settings, memory: machine.memory, swap: machine.swap, huge_pages, ..self }
     }
 
     pub fn driven_by(self, driver: CgroupDriver) -> Self {
@@ -158,38 +179,104 @@ impl Cgroups {
         }
     }
 
-    /// Creates the cgroups that all pods share.
-    pub fn prepare(&self, node: Enforced) {
+    /// Creates the cgroups that all pods share; `node`: the limits of all pods together.
+    pub fn prepare(&self, node: &Limits) {
         if !self.enabled {
             return;
         }
-        let all = [
-            ("", cpu_shares(node.milli_cpu), node.memory),
-            ("/burstable", MIN_SHARES, 0),
-            ("/besteffort", MIN_SHARES, 0),
-        ];
-        for (path, cpu_shares, memory_limit_in_bytes) in all {
-            let path = format!("{}/kubepods{path}", self.root);
-            let limits =
-                LinuxContainerResources { cpu_shares, memory_limit_in_bytes, ..Default::default() };
-            self.make(&path, &limits);
+        self.make(&format!("{}/kubepods", self.root), node);
+        let weak = LinuxContainerResources { cpu_shares: MIN_SHARES, ..Default::default() };
+        let weak = Limits { resources: weak, pids: 0 };
+        for class in ["burstable", "besteffort"] {
+            self.make(&format!("{}/kubepods/{class}", self.root), &weak);
         }
     }
 
     /// Creates a cgroup with these limits.
-    fn make(&self, path: &str, limits: &LinuxContainerResources) {
+    fn make(&self, path: &str, limits: &Limits) {
         if self.driver == CgroupDriver::Systemd {
             self.warn("set", self.limit_slice(path, limits));
             return;
         }
         self.warn("create", self.create(path));
-        self.warn("set", self.set_shares(path, limits.cpu_shares));
+        self.limit_directory(path, limits);
+    }
+
+    fn limit_directory(&self, path: &str, Limits { resources: limits, pids }: &Limits) {
+        if limits.cpu_shares > 0 {
+            self.warn("set", self.set_shares(path, limits.cpu_shares));
+        }
         if limits.cpu_quota > 0 {
             self.warn("set", self.set_quota(path, limits.cpu_quota, limits.cpu_period));
         }
         if limits.memory_limit_in_bytes > 0 {
             self.warn("set", self.set_memory(path, limits.memory_limit_in_bytes));
         }
+        if *pids > 0 {
+            let value = [pids.to_string(), pids.to_string()];
+            self.warn("set", self.write("pids", path, "pids.max", "pids.max", value));
+        }
+        for huge in &limits.hugepage_limits {
+            let (size, value) = (&huge.page_size, huge.limit.to_string());
+            let names = [format!("hugetlb.{size}.limit_in_bytes"), format!("hugetlb.{size}.max")];
+            let done =
+                self.write("hugetlb", path, &names[0], &names[1], [value.clone(), value.clone()]);
+            self.warn("set", done);
+        }
+    }
+
+    /// Limits a cgroup of the system. It must exist: the kubelet does not move processes there.
+    pub fn limit_existing(&self, path: &str, limits: &Limits) -> io::Result<()> {
+        let at = match self.driver {
+            CgroupDriver::Cgroupfs => path.to_owned(),
+            CgroupDriver::Systemd => slices::directory(path),
+        };
+        let has = |dir: &PathBuf| dir.is_dir();
+        if !self.directories(&at).iter().any(has) {
+            let text = format!("cgroup {path:?} does not exist");
+            return Err(io::Error::new(io::ErrorKind::NotFound, text));
+        }
+        match self.driver {
+            CgroupDriver::Systemd => self.limit_slice(path, limits),
+            CgroupDriver::Cgroupfs => {
+                self.limit_directory(path, limits);
+                Ok(())
+            }
+        }
+    }
+
+    /// The memory that all pods together can still use, and their limit; `None` without a limit.
+    pub fn memory_of_pods(&self) -> Option<(u64, u64)> {
+        if !self.enabled {
+            return None;
+        }
+        let path = format!("{}/kubepods", self.root);
+        let path = match self.driver {
+            CgroupDriver::Cgroupfs => path,
+            CgroupDriver::Systemd => slices::directory(&path),
+        };
+        let is_v2 = matches!(self.layout, Layout::V2(_));
+        let all = self.limit("memory", &path, "memory.limit_in_bytes", "memory.max");
+        // Version 1 shows a very large number instead of no limit.
+        let limit = u64::try_from(all).ok().filter(|limit| *limit < 1 << 60)?;
+        let read = |name: &str| fs::read_to_string(self.file("memory", &path, name)?).ok();
+        let used: u64 = read(if is_v2 { "memory.current" } else { "memory.usage_in_bytes" })?
+            .trim()
+            .parse()
+            .ok()?;
+        let field = if is_v2 { "inactive_file " } else { "total_inactive_file " };
+        let stat = read("memory.stat").unwrap_or_default();
+        let line = stat.lines().find_map(|line| line.strip_prefix(field));
+        let inactive: u64 = line.and_then(|number| number.trim().parse().ok()).unwrap_or(0);
+        Some((limit.saturating_sub(used.saturating_sub(inactive)), limit))
+    }
+
+    /// The number of processes of a pod.
+    pub fn processes_of(&self, pod: &Pod) -> i64 {
+        let path = self.id_of_pod(pod);
+        let file = self.file("pids", &path, "pids.current").filter(|_| self.enabled);
+        let text = file.and_then(|file| fs::read_to_string(file).ok()).unwrap_or_default();
+        text.trim().parse().unwrap_or(0)
     }
 
     /// Adds the pod's requests to those of its class, or updates them.
@@ -218,21 +305,30 @@ impl Cgroups {
         let done = match self.driver {
             CgroupDriver::Cgroupfs => self.set_shares(&path, shares),
             CgroupDriver::Systemd => {
-                let limits = LinuxContainerResources { cpu_shares: shares, ..Default::default() };
-                self.limit_slice(&path, &limits)
+                let resources =
+                    LinuxContainerResources { cpu_shares: shares, ..Default::default() };
+                self.limit_slice(&path, &Limits { resources, pids: 0 })
             }
         };
         self.warn("set", done);
     }
 
-    /// Adds the settings that every container gets on this machine: no swap, and with cgroup v2 the OOM
-    /// killer ends all of its processes together.
-    pub fn for_container(&self, mut limits: LinuxContainerResources) -> LinuxContainerResources {
+    /// Adds the settings that a container gets on this machine: its swap, and with cgroup v2 the OOM killer
+    /// ends all of its processes together.
+    pub fn for_container(
+        &self,
+        mut limits: LinuxContainerResources,
+        pod: &Pod,
+        container: &Container,
+    ) -> LinuxContainerResources {
         match &self.layout {
             Layout::V2(_) => {
-                limits.unified.insert("memory.oom.group".into(), "1".into());
+                if !self.settings.kills_single_processes {
+                    limits.unified.insert("memory.oom.group".into(), "1".into());
+                }
                 if self.counts_swap("memory.swap.max") {
-                    limits.unified.insert("memory.swap.max".into(), "0".into());
+                    let swap = self.swap_of(pod, container).to_string();
+                    limits.unified.insert("memory.swap.max".into(), swap);
                 }
             }
             Layout::V1(_) if self.counts_swap("memory.memsw.limit_in_bytes") => {
@@ -244,10 +340,36 @@ impl Cgroups {
         limits
     }
 
+    /// The container's swap in bytes: with `LimitedSwap`, containers of Burstable pods get a share as large
+    /// as that of their memory request. Upstream: `calcSwapForBurstable...`, only with cgroup v2.
+    fn swap_of(&self, pod: &Pod, container: &Container) -> i64 {
+        let own = container.resources.as_ref();
+        let request = resources::request(own, "memory").map_or(0, resources::units);
+        let limit = resources::limit(own, "memory").map_or(0, resources::units);
+        let is_critical =
+            pod.spec.as_ref().and_then(|s| s.priority).is_some_and(|p| p >= 2_000_000_000);
+        let swaps = self.settings.swap == Swap::Limited
+            && qos_class(pod) == BURSTABLE
+            && !is_critical
+            && request > 0
+            && request != limit;
+        if !swaps {
+            return 0;
+        }
+        let share = i128::from(request) * i128::from(self.swap) / i128::from(self.memory.max(1));
+        i64::try_from(share).unwrap_or(i64::MAX)
+    }
+
     /// [`Cgroups::for_container`], for a container that is not created yet.
-    pub fn with_limits(&self, mut config: ContainerConfig) -> ContainerConfig {
+    pub fn with_limits(
+        &self,
+        mut config: ContainerConfig,
+        pod: &Pod,
+        container: &Container,
+    ) -> ContainerConfig {
         if let Some(linux) = &mut config.linux {
-            linux.resources = linux.resources.take().map(|limits| self.for_container(limits));
+            let limits = linux.resources.take();
+            linux.resources = limits.map(|limits| self.for_container(limits, pod, container));
         }
         config
     }
@@ -259,13 +381,28 @@ impl Cgroups {
     }
 
     /// Creates the pod's cgroup with its limits.
-    pub fn create_pod(&self, pod: &Pod) {
+    pub fn create_pod(&self, pod: &Pod, cfs: Cfs) {
         if !self.enabled {
             return;
         }
         let timer = Timer::start();
-        self.make(&self.pod_directory(pod), &pod_resources(pod));
+        let mut resources = pod_resources(pod, cfs);
+        resources.hugepage_limits = self.huge_pages_of(pod);
+        let pids = self.settings.pod_pids.unwrap_or(0);
+        self.make(&self.pod_directory(pod), &Limits { resources, pids });
         families::cgroup_changed("create", timer);
+    }
+
+    /// The pod's huge pages of each size that the machine has; a pod that asks for none gets none.
+    fn huge_pages_of(&self, pod: &Pod) -> Vec<HugepageLimit> {
+        let limits = pod.spec.as_ref().map(pod_limits).unwrap_or_default();
+        let one = |size: &u64| {
+            let resource = huge_page_resource(*size);
+            let page_size = huge_page_size(resource.strip_prefix("hugepages-")?)?;
+            let limit = limits.get(&resource).map_or(0, |milli| milli / 1000);
+            Some(HugepageLimit { page_size, limit: u64::try_from(limit).unwrap_or_default() })
+        };
+        self.huge_pages.iter().filter_map(one).collect()
     }
 
     /// Sets one resource of the pod's cgroup: a limit that `grows` before its containers change, a limit
@@ -308,7 +445,7 @@ impl Cgroups {
             }
         }
         if self.driver == CgroupDriver::Systemd {
-            return self.limit_slice(&path, &change);
+            return self.limit_slice(&path, &Limits { resources: change, pids: 0 });
         }
         if change.memory_limit_in_bytes > 0 {
             self.set_memory(&path, change.memory_limit_in_bytes)?;
@@ -354,9 +491,13 @@ impl Cgroups {
         families::cgroup_changed("destroy", timer);
     }
 
-    fn limit_slice(&self, path: &str, limits: &LinuxContainerResources) -> io::Result<()> {
+    fn limit_slice(&self, path: &str, limits: &Limits) -> io::Result<()> {
         let is_v2 = matches!(self.layout, Layout::V2(_));
-        slices::set(&slices::name(path), &slices::properties(limits, is_v2))
+        let mut properties = slices::properties(&limits.resources, is_v2);
+        if limits.pids > 0 {
+            properties.push(format!("TasksMax={}", limits.pids));
+        }
+        slices::set(&slices::name(path), &properties)
     }
 
     fn warn(&self, what: &str, done: io::Result<()>) {
@@ -387,7 +528,7 @@ impl Cgroups {
             // A controller must be enabled in every ancestor.
             let mut at = root.clone();
             for part in path.split('/').filter(|part| !part.is_empty()) {
-                for controller in ["cpu", "cpuset", "memory", "pids"] {
+                for controller in ["cpu", "cpuset", "hugetlb", "memory", "pids"] {
                     let _ = fs::write(at.join("cgroup.subtree_control"), format!("+{controller}"));
                 }
                 at = at.join(part);
@@ -477,6 +618,7 @@ fn remove_tree(dir: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::managers::machine::NumaNode;
     use serde_json::json;
 
     #[test]
@@ -509,7 +651,7 @@ mod tests {
             let layout = match is_v2 {
                 true => Layout::V2(root.path().into()),
                 false => Layout::V1(
-                    [("cpu", "cpu"), ("memory", "mem")]
+                    [("cpu", "cpu"), ("memory", "mem"), ("pids", "pids")]
                         .map(|(name, dir)| (name.to_string(), root.path().join(dir)))
                         .into(),
                 ),
@@ -519,12 +661,22 @@ mod tests {
             let by_systemd =
                 Cgroups::new(Layout::None, "/test", true).driven_by(CgroupDriver::Systemd);
             assert_eq!(by_systemd.pod_path(&pod()), "test-kubepods-burstable-podu1.slice");
-            let node = Enforced { milli_cpu: 2000, memory: 1 << 30 };
-            cgroups.prepare(node);
-            cgroups.create_pod(&pod());
+            let settings = KernelLimits { pod_pids: Some(99), ..KernelLimits::default() };
+            let mut machine = Machine::default();
+            let huge_pages = [(2 << 20, 4)].into();
+            machine.hardware.nodes.push(NumaNode { huge_pages, ..NumaNode::default() });
+            let cgroups = cgroups.with(settings, &machine);
+            cgroups.prepare(&node_limits());
+            cgroups.create_pod(&pod(), Cfs::default());
             let below = "test/kubepods/burstable/podu1";
             let read = |path: String| fs::read_to_string(root.path().join(path)).expect("a value");
+            let pids = |path: &str| match is_v2 {
+                true => read(format!("{path}/pids.max")),
+                false => read(format!("pids/{path}/pids.max")),
+            };
+            assert_eq!((pids("test/kubepods").as_str(), pids(below).as_str()), ("1000", "99"));
             if is_v2 {
+                assert_eq!(read(format!("{below}/hugetlb.2MB.max")), "0");
                 assert_eq!(read(format!("{below}/cpu.max")), "50000 100000");
                 assert_eq!(read(format!("{below}/memory.max")), "67108864");
             } else {
@@ -560,6 +712,15 @@ mod tests {
         }
     }
 
+    fn node_limits() -> Limits {
+        let resources = LinuxContainerResources {
+            cpu_shares: 2048,
+            memory_limit_in_bytes: 1 << 30,
+            ..Default::default()
+        };
+        Limits { resources, pids: 1000 }
+    }
+
     /// Checks the limits of the cgroups above pods.
     fn shared_limits(cgroups: &Cgroups, is_v2: bool, read: &dyn Fn(String) -> String) {
         let weight = |class: &str| match is_v2 {
@@ -593,7 +754,8 @@ mod tests {
         fs::create_dir_all(&kubepods).expect("made");
         let limits = || LinuxContainerResources { memory_limit_in_bytes: 7, ..Default::default() };
         let check = |layout: Layout, swap: i64, unified: &[(&str, &str)]| {
-            let got = Cgroups::new(layout, "/", true).for_container(limits());
+            let cgroups = Cgroups::new(layout, "/", true);
+            let got = cgroups.for_container(limits(), &Pod::default(), &Container::default());
             assert_eq!(got.memory_swap_limit_in_bytes, swap);
             let own = |(k, v): &(&str, &str)| (k.to_string(), v.to_string());
             assert_eq!(got.unified, unified.iter().map(own).collect());
@@ -607,5 +769,49 @@ mod tests {
         check(v1(), 7, &[]);
         check(v2(), 0, &[("memory.oom.group", "1"), ("memory.swap.max", "0")]);
         check(Layout::None, 0, &[]);
+        let settings = KernelLimits {
+            swap: Swap::Limited,
+            kills_single_processes: true,
+            ..KernelLimits::default()
+        };
+        let machine = Machine { memory: 1 << 30, swap: 512 << 20, ..Machine::default() };
+        let cgroups = Cgroups::new(v2(), "/", true).with(settings, &machine);
+        let swap = |requests: serde_json::Value, limits_of: serde_json::Value| {
+            let one =
+                json!({"name": "a", "resources": {"requests": requests, "limits": limits_of}});
+            let pod: Pod =
+                serde_json::from_value(json!({"spec": {"containers": [one]}})).expect("a pod");
+            let container = pod.spec.as_ref().expect("a spec").containers[0].clone();
+            let got = cgroups.for_container(limits(), &pod, &container).unified;
+            assert_eq!(got.len(), 1, "single processes are killed");
+            got["memory.swap.max"].clone()
+        };
+        assert_eq!(swap(json!({"memory": "256Mi"}), json!({})), (128 << 20).to_string());
+        assert_eq!(swap(json!({"memory": "256Mi"}), json!({"memory": "256Mi"})), "0");
+        assert_eq!(swap(json!({}), json!({})), "0", "best effort");
+    }
+
+    #[test]
+    fn existing_cgroups_are_limited_and_pods_memory_is_read() {
+        let root = tempfile::tempdir().expect("a directory");
+        let cgroups = Cgroups::new(Layout::V2(root.path().into()), "/", true);
+        let resources =
+            LinuxContainerResources { memory_limit_in_bytes: 100, ..Default::default() };
+        let limits = Limits { resources, pids: 5 };
+        assert!(cgroups.limit_existing("/system", &limits).is_err(), "it is not created");
+        fs::create_dir(root.path().join("system")).expect("made");
+        cgroups.limit_existing("/system", &limits).expect("limited");
+        let put =
+            |path: &str, text: &str| fs::write(root.path().join(path), text).expect("written");
+        let read = |path: &str| fs::read_to_string(root.path().join(path)).expect("a value");
+        assert_eq!(
+            (read("system/memory.max").as_str(), read("system/pids.max").as_str()),
+            ("100", "5")
+        );
+        assert_eq!(cgroups.memory_of_pods(), None);
+        cgroups.prepare(&limits);
+        put("kubepods/memory.current", "70\n");
+        put("kubepods/memory.stat", "anon 5\ninactive_file 20\n");
+        assert_eq!(cgroups.memory_of_pods(), Some((50, 100)));
     }
 }

@@ -9,9 +9,10 @@
 //! In: the disk, the runtime's images, their users. Out: removed images, and an event on the node if
 //! they free too little.
 //! Invariants: an image that a container or a pod's volume uses stays; so does an image that was first
-//! seen less than two minutes ago (its pod may be about to start), and a pinned one.
-//! Upstream: `pkg/kubelet/images/image_gc_manager.go`, every five minutes; and at once when the disk
-//! is so full that pods would be evicted.
+//! seen less than two minutes ago (its pod may be about to start), and a pinned one. An image that was not
+//! used for the maximum age goes, whatever the disk.
+//! Cost: every five minutes a list of images and one of containers.
+//! Upstream: `pkg/kubelet/images/image_gc_manager.go`; the eviction loop removes all unused images first.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -25,33 +26,19 @@ use crate::node::machine::Disk;
 use crate::node::upkeep::Upkeep;
 
 const PERIOD: Duration = Duration::from_secs(300);
-/// How often the disk is checked; images are listed only when it is full.
-const LOOK: Duration = Duration::from_secs(10);
 
 /// Collects garbage; never returns.
 pub async fn keep(own: Arc<Upkeep>) {
-    let mut records = Records::default();
-    let mut last: Option<Timestamp> = None;
     loop {
-        tokio::time::sleep(LOOK).await;
-        let Some(disk) = Disk::of(&own.node.config.root_dir).filter(|disk| disk.bytes > 0) else {
-            continue;
-        };
+        let config = &own.node.config;
         let now = base::clock::now();
-        let full = (disk.free_bytes as f64) < disk.bytes as f64 * own.node.config.eviction_disk;
-        let passed = |since: Timestamp| Duration::try_from(now.duration_since(since)).ok();
-        let due = last.is_none_or(|last| passed(last).is_some_and(|passed| passed >= PERIOD));
-        if !(due || full) {
-            continue;
-        }
-        last = Some(now);
-        let wanted = match full {
-            true => Some(u64::MAX),
-            false => to_free(&disk, own.node.config.image_gc_high, own.node.config.image_gc_low),
-        };
-        if let Err(error) = collect(&own, &mut records, wanted, now).await {
+        let wanted = Disk::of(&config.root_dir)
+            .filter(|disk| disk.bytes > 0)
+            .and_then(|disk| to_free(&disk, config.image_gc_high, config.image_gc_low));
+        if let Err(error) = own.images.collect(&own, wanted, now).await {
             tracing::warn!(%error, "failed to collect unused images");
         }
+        tokio::time::sleep(PERIOD).await;
     }
 }
 
@@ -77,6 +64,11 @@ impl Records {
         }
     }
 
+    /// When the image was last used; an image that was not, when it was first seen.
+    fn unused_since(&self, image: &Image) -> Option<Timestamp> {
+        self.0.get(&image.id).map(|(seen, used)| used.unwrap_or(*seen))
+    }
+
     /// The images that may be removed, the longest unused first.
     fn candidates<'a>(
         &self,
@@ -95,36 +87,74 @@ impl Records {
     }
 }
 
-async fn collect(
-    own: &Upkeep,
-    records: &mut Records,
-    wanted: Option<u64>,
-    now: Timestamp,
-) -> cri::Result<()> {
-    let runtime = &own.runtime;
-    let images = runtime.list_images(None).await?;
-    let used = in_use(own, &images).await?;
-    records.note(&images, &used, now);
-    let Some(wanted) = wanted else { return Ok(()) };
-    let oldest = now - own.node.config.image_min_age;
-    let mut freed: u64 = 0;
-    for image in records.candidates(&images, &used, oldest) {
-        if freed >= wanted {
-            break;
-        }
-        match runtime.remove_image(&ImageSpec::named(image.id.clone())).await {
-            Ok(()) => freed = freed.saturating_add(image.size),
-            Err(error) => tracing::warn!(image = image.id, %error, "failed to remove the image"),
+/// Removes images; knows since when they are unused.
+#[derive(Default)]
+pub struct Collector {
+    /// Held during a collection: two at once would count the same images.
+    records: tokio::sync::Mutex<Records>,
+    /// When the first collection ran: images are not older than that to this kubelet.
+    started: std::sync::OnceLock<Timestamp>,
+}
+
+impl Collector {
+    /// Removes all unused images, because the node lacks disk.
+    pub async fn remove_unused(&self, own: &Upkeep) {
+        if let Err(error) = self.collect(own, Some(u64::MAX), base::clock::now()).await {
+            tracing::warn!(%error, "failed to remove unused images");
         }
     }
-    if freed < wanted && wanted != u64::MAX {
-        let text = format!(
-            "Failed to garbage collect required amount of images. Attempted to free {wanted} bytes, \
-             but only found {freed} bytes eligible to free."
-        );
-        own.events.about(own.node.reference(), EventType::Warning, "FreeDiskSpaceFailed", text);
+
+    async fn collect(&self, own: &Upkeep, wanted: Option<u64>, now: Timestamp) -> cri::Result<()> {
+        let mut records = self.records.lock().await;
+        let started = *self.started.get_or_init(|| now);
+        let images = own.runtime.list_images(None).await?;
+        let used = in_use(own, &images).await?;
+        records.note(&images, &used, now);
+        let (oldest, longest) =
+            (now - own.node.config.image_min_age, own.node.config.image_max_age);
+        let mut candidates = records.candidates(&images, &used, oldest);
+        // A restarted kubelet does not know when images were used before.
+        if !longest.is_zero() && now - longest >= started {
+            let (old, young): (Vec<_>, Vec<_>) = candidates
+                .into_iter()
+                .partition(|image| records.unused_since(image) <= Some(now - longest));
+            for image in old {
+                remove(own, image).await;
+            }
+            candidates = young;
+        }
+        let Some(wanted) = wanted else { return Ok(()) };
+        let mut freed: u64 = 0;
+        for image in candidates {
+            if freed >= wanted {
+                break;
+            }
+            freed = freed.saturating_add(remove(own, image).await);
+        }
+        if freed < wanted && wanted != u64::MAX {
+            tell_failure(own, wanted, freed);
+        }
+        Ok(())
     }
-    Ok(())
+}
+
+fn tell_failure(own: &Upkeep, wanted: u64, freed: u64) {
+    let text = format!(
+        "Failed to garbage collect required amount of images. Attempted to free {wanted} bytes, \
+         but only found {freed} bytes eligible to free."
+    );
+    own.events.about(own.node.reference(), EventType::Warning, "FreeDiskSpaceFailed", text);
+}
+
+/// The bytes that this freed.
+async fn remove(own: &Upkeep, image: &Image) -> u64 {
+    match own.runtime.remove_image(&ImageSpec::named(image.id.clone())).await {
+        Ok(()) => image.size,
+        Err(error) => {
+            tracing::warn!(image = image.id, %error, "failed to remove the image");
+            0
+        }
+    }
 }
 
 /// The ids of images of all containers, running or not, and of pods' image volumes.

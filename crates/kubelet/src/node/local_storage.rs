@@ -133,25 +133,47 @@ pub async fn measure(own: &Upkeep, view: &View, pod: Arc<Pod>) -> Usage {
     usage
 }
 
+/// The inodes of the pod's volumes and logs.
+pub async fn inodes(own: &Upkeep, pod: Arc<Pod>) -> i64 {
+    let dir = PodDir::new(&own.node.config.root_dir, names::uid(&pod));
+    let logs = names::log_directory(&own.node.config.log_dir, &pod);
+    let walked = tokio::task::spawn_blocking(move || {
+        let volumes = empty_dirs(&pod).map(|(name, _)| inode_usage(&dir.volume("empty-dir", name)));
+        volumes.sum::<i64>() + inode_usage(&logs)
+    });
+    walked.await.unwrap_or_default()
+}
+
 /// The bytes of blocks below `path`, each file once, without other mounts.
 pub fn disk_usage(path: &Path) -> i64 {
-    let Ok(top) = std::fs::symlink_metadata(path) else { return 0 };
+    let mut blocks = 0;
+    walk(path, |about| blocks += about.blocks());
+    (blocks * 512) as i64
+}
+
+fn inode_usage(path: &Path) -> i64 {
+    let mut count = 0;
+    walk(path, |_| count += 1);
+    count
+}
+
+/// Calls `each` for `path` and all below it, each file once, without other mounts.
+fn walk(path: &Path, mut each: impl FnMut(&std::fs::Metadata)) {
+    let Ok(top) = std::fs::symlink_metadata(path) else { return };
     let mut seen = std::collections::HashSet::new();
     let mut left = vec![path.to_path_buf()];
-    let mut blocks = 0;
     while let Some(place) = left.pop() {
         let Ok(about) = std::fs::symlink_metadata(&place) else { continue };
         if about.dev() != top.dev() || (about.nlink() > 1 && !seen.insert(about.ino())) {
             continue;
         }
-        blocks += about.blocks();
+        each(&about);
         if about.is_dir() {
             left.extend(
                 std::fs::read_dir(&place).into_iter().flatten().flatten().map(|e| e.path()),
             );
         }
     }
-    (blocks * 512) as i64
 }
 
 #[cfg(test)]
@@ -201,5 +223,6 @@ mod tests {
         std::fs::hard_link(root.path().join("f"), root.path().join("g")).expect("linked");
         assert_eq!(disk_usage(root.path()), before);
         assert_eq!(disk_usage(&root.path().join("none")), 0);
+        assert_eq!(inode_usage(root.path()), 2, "the directory and one file");
     }
 }

@@ -8,37 +8,41 @@
 //! In: running containers. Out: renamed and deleted files, calls of ReopenContainerLog.
 //! Invariant: after each round, or in the next one, a running container's log has its name: a log that
 //! the runtime failed to reopen is renamed back, because the container still writes there.
-//! Upstream: `pkg/kubelet/logs/container_log_manager.go`, every ten seconds. Deviation: rotated
+//! Cost: each round (10 s by default) looks at the size of each running container's log.
+//! Upstream: `pkg/kubelet/logs/container_log_manager.go`. Deviation: rotated
 //! files stay uncompressed.
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+
+use futures::StreamExt;
 
 use crate::names;
 use crate::node::upkeep::Upkeep;
 use crate::pod::observed::State;
 
-const INTERVAL: Duration = Duration::from_secs(10);
-
 /// Rotates logs; never returns.
 pub async fn keep(own: Arc<Upkeep>) {
+    let config = &own.node.config;
+    let limits = (config.log_max_bytes, config.log_max_files);
     loop {
-        tokio::time::sleep(INTERVAL).await;
+        tokio::time::sleep(config.log_interval).await;
+        let mut logs = vec![];
         for view in own.pods.views() {
             let Some(pod) = &view.pod else { continue };
-            let home = names::log_directory(&own.node.config.log_dir, pod);
-            for container in view.observed.containers.iter().filter(|c| c.state == State::Running) {
-                let path = home.join(&container.log_path);
-                let limits = (own.node.config.log_max_bytes, own.node.config.log_max_files);
-                let reopen = || own.runtime.reopen_container_log(&container.id);
-                if let Err(error) = look_after(&path, limits, reopen).await {
-                    tracing::warn!(log = %path.display(), %error, "failed to rotate the log");
-                }
-            }
+            let home = names::log_directory(&config.log_dir, pod);
+            let running = view.observed.containers.iter().filter(|c| c.state == State::Running);
+            logs.extend(running.map(|c| (home.join(&c.log_path), c.id.clone())));
         }
+        let rotate = async |(path, id): (PathBuf, String)| {
+            let reopen = || own.runtime.reopen_container_log(&id);
+            if let Err(error) = look_after(&path, limits, reopen).await {
+                tracing::warn!(log = %path.display(), %error, "failed to rotate the log");
+            }
+        };
+        futures::stream::iter(logs).for_each_concurrent(config.log_workers, rotate).await;
     }
 }
 

@@ -1,6 +1,7 @@
 //! Facts about the machine: processors, memory, disk, names.
 //!
-//! In: /proc, /sys, /etc, statvfs. Out: numbers and texts for the node object.
+//! In: /proc, /sys, /etc, statvfs. Out: numbers and texts for the node object. The topology is read by
+//! `managers/machine.rs`.
 
 use std::fs;
 use std::path::Path;
@@ -17,17 +18,22 @@ pub struct Machine {
     pub kernel: String,
     pub os_image: String,
     pub architecture: &'static str,
+    /// CPUs, NUMA nodes and huge pages.
+    pub hardware: crate::managers::machine::Machine,
 }
 
 impl Machine {
-    pub fn read() -> Self {
+    /// `sys`: the machine's `/sys`.
+    pub fn read(sys: &Path) -> Self {
         let text = |path: &str| fs::read_to_string(path).unwrap_or_default().trim().to_string();
         let meminfo = text("/proc/meminfo");
+        let memory = meminfo_bytes(&meminfo, "MemTotal");
         let Names { machine_id, system_uuid, boot_id } = Names::read(Path::new("/"));
         let kernel = text("/proc/sys/kernel/osrelease");
         Self {
             cpus: std::thread::available_parallelism().map_or(1, |n| n.get() as i64),
-            memory: meminfo_bytes(&meminfo, "MemTotal"),
+            memory,
+            hardware: crate::managers::machine::Machine::read(sys, memory.max(0) as u64),
             swap: meminfo_bytes(&meminfo, "SwapTotal"),
             system_uuid,
             machine_id,
@@ -157,8 +163,12 @@ impl Disk {
 pub fn processes() -> (u64, u64) {
     let loads = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let used = loads.split(' ').nth(3).and_then(|field| field.split('/').nth(1)?.parse().ok());
-    let limit = fs::read_to_string("/proc/sys/kernel/pid_max").ok();
-    (used.unwrap_or(0), limit.and_then(|text| text.trim().parse().ok()).unwrap_or(u64::MAX))
+    // Upstream: the smaller of both limits.
+    let limit = |name: &str| -> u64 {
+        let text = fs::read_to_string(format!("/proc/sys/kernel/{name}")).ok();
+        text.and_then(|text| text.trim().parse().ok()).unwrap_or(u64::MAX)
+    };
+    (used.unwrap_or(0), limit("pid_max").min(limit("threads-max")))
 }
 
 #[cfg(test)]
@@ -204,7 +214,7 @@ mod tests {
             os_image("NAME=x\nPRETTY_NAME=\"Debian GNU/Linux 12\"\n"),
             "Debian GNU/Linux 12"
         );
-        let machine = Machine::read();
+        let machine = Machine::read(Path::new("/sys"));
         assert!(machine.cpus > 0 && machine.memory > 0, "{machine:?}");
     }
 }

@@ -11,6 +11,7 @@ pub mod log_rotation;
 pub mod logind;
 pub mod machine;
 pub mod measured;
+pub mod reserve;
 pub mod shutdown;
 pub mod slices;
 pub mod status;

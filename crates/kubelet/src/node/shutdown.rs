@@ -24,6 +24,7 @@ use k8s_openapi::api::core::v1::Pod;
 use release::features::{self, Feature};
 use tokio::sync::Notify;
 
+use crate::config::Config;
 use crate::names;
 use crate::node::logind::Logind;
 use crate::node::upkeep::Upkeep;
@@ -46,6 +47,22 @@ struct Group {
     period: Duration,
 }
 
+/// The configured groups, in the order of their end: low priorities first.
+fn configured(config: &Config) -> Vec<Group> {
+    if config.shutdown_groups.is_empty() {
+        return groups(config.shutdown_grace, config.shutdown_grace_critical);
+    }
+    let one = |(from, period): &(i32, Duration)| Group { from: *from, period: *period };
+    let mut all: Vec<Group> = config.shutdown_groups.iter().map(one).collect();
+    all.sort_by_key(|group| group.from);
+    all
+}
+
+/// How long all groups together may take.
+fn longest(groups: &[Group]) -> Duration {
+    groups.iter().map(|group| group.period).sum()
+}
+
 /// The groups in the order of their end; the critical pods' period is the last part of `total`.
 fn groups(total: Duration, critical: Duration) -> Vec<Group> {
     let all = [
@@ -64,7 +81,8 @@ fn group_of(groups: &[Group], pod: &Pod) -> usize {
 /// Watches for shutdowns; never returns.
 pub async fn keep(own: Arc<Upkeep>, hurry: Arc<Notify>) {
     let config = &own.node.config;
-    if config.shutdown_grace.is_zero() || !features::enabled(Feature::GracefulNodeShutdown) {
+    let is_off = longest(&configured(config)).is_zero();
+    if is_off || !features::enabled(Feature::GracefulNodeShutdown) {
         return;
     }
     let mut was_there = true;
@@ -92,7 +110,7 @@ pub async fn keep(own: Arc<Upkeep>, hurry: Arc<Notify>) {
 }
 
 async fn follow(own: &Upkeep, hurry: &Notify, mut bus: Logind) -> io::Result<()> {
-    let wanted = own.node.config.shutdown_grace;
+    let wanted = longest(&configured(&own.node.config));
     let given = bus.longest_delay().await?;
     if given < wanted {
         tracing::warn!(
@@ -132,7 +150,7 @@ async fn follow(own: &Upkeep, hurry: &Notify, mut bus: Logind) -> io::Result<()>
 }
 
 async fn end_pods(own: &Upkeep) {
-    let groups = groups(own.node.config.shutdown_grace, own.node.config.shutdown_grace_critical);
+    let groups = configured(&own.node.config);
     for (index, group) in groups.iter().enumerate() {
         let views = own.pods.views().into_iter().filter(|view| !view.stopped);
         let mine = views.filter_map(|view| view.pod).filter(|pod| group_of(&groups, pod) == index);
@@ -162,6 +180,11 @@ mod tests {
         let all = groups(seconds(30), seconds(10));
         assert_eq!(all[0].period, seconds(20));
         assert_eq!(all[1].period, seconds(10));
+        let mut config = Config::new("n", "/data".into());
+        config.shutdown_groups = vec![(1000, seconds(20)), (0, seconds(60)), (5000, seconds(5))];
+        let own = configured(&config);
+        assert_eq!(own.iter().map(|group| group.from).collect::<Vec<_>>(), [0, 1000, 5000]);
+        assert_eq!(longest(&own), seconds(85));
         let check = |priority: Option<i32>, expected: usize| {
             let pod = json!({"spec": {"containers": [], "priority": priority}});
             let pod: Pod = serde_json::from_value(pod).expect("a pod");

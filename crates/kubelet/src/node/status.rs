@@ -24,7 +24,8 @@ use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::api::core::v1::{
     ContainerImage, DaemonEndpoint, Node, NodeAddress, NodeCondition, NodeDaemonEndpoints,
-    NodeRuntimeHandler, NodeRuntimeHandlerFeatures, NodeSpec, NodeStatus, NodeSystemInfo,
+    NodeRuntimeHandler, NodeRuntimeHandlerFeatures, NodeSpec, NodeStatus, NodeSwapStatus,
+    NodeSystemInfo,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use machinery::{MicroTime, ObjectMeta, OwnerReference, Time};
@@ -34,18 +35,16 @@ use tokio::time::Instant;
 
 use crate::config::{Config, KUBELET_VERSION};
 use crate::devices::device_plugins::{Amounts, DevicePlugins};
-use crate::node::cgroups::Enforced;
-use crate::node::machine::{Disk, Machine, available_memory, processes};
+use crate::managers::machine::huge_page_resource;
+use crate::node::eviction::threshold::Condition;
+use crate::node::machine::{Disk, Machine};
+use crate::node::reserve::allocatable;
 use crate::node::this::ThisNode;
 use crate::pod::events::Events;
-use crate::resources::{
-    ResourceList, bytes_quantity, count_quantity, is_extended, milli, milli_quantity, units,
-};
+use crate::resources::{ResourceList, bytes_quantity, count_quantity, is_extended, units};
 use crate::volumes::csi::Csi;
 
 const SHUTTING_DOWN: &str = "node is shutting down";
-/// Upstream: nodeStatusMaxImages.
-const MAX_IMAGES: usize = 50;
 const MAX_NAMES: usize = 5;
 /// Upstream: maxWaitForContainerRuntime.
 const RUNTIME_SILENCE: Duration = Duration::from_secs(30);
@@ -56,9 +55,8 @@ const RUNTIME_RETRY: Duration = Duration::from_secs(2);
 pub struct Health {
     /// Why the node is not ready; empty when it is ready.
     pub not_ready: String,
-    pub memory_pressure: bool,
-    pub disk_pressure: bool,
-    pub pid_pressure: bool,
+    /// What the eviction loop found.
+    pub pressure: Vec<Condition>,
     pub images: Vec<ContainerImage>,
     pub handlers: Vec<NodeRuntimeHandler>,
     pub runtime_version: String,
@@ -103,16 +101,8 @@ impl Health {
         if let Ok(version) = runtime.version().await {
             out.runtime_version = format!("{}://{}", version.runtime_name, version.runtime_version);
         }
-        out.images = runtime.list_images(None).await.map(images).unwrap_or_default();
-        out.memory_pressure = available_memory() < config.eviction_memory;
-        if let Some(disk) = Disk::of(&config.root_dir) {
-            let low =
-                |free: u64, all: u64, share: f64| all > 0 && (free as f64) < all as f64 * share;
-            out.disk_pressure = low(disk.free_bytes, disk.bytes, config.eviction_disk)
-                || low(disk.free_inodes, disk.inodes, config.eviction_inodes);
-        }
-        let (used, limit) = processes();
-        out.pid_pressure = limit > 0 && used as f64 > limit as f64 * 0.9;
+        let listed = runtime.list_images(None).await;
+        out.images = listed.map(|all| images(all, config.status_images)).unwrap_or_default();
         out
     }
 }
@@ -156,13 +146,13 @@ fn handler(handler: &cri::RuntimeHandler) -> NodeRuntimeHandler {
 }
 
 /// The largest images first, because the scheduler's image locality prefers them.
-fn images(mut all: Vec<cri::Image>) -> Vec<ContainerImage> {
+fn images(mut all: Vec<cri::Image>, most: Option<usize>) -> Vec<ContainerImage> {
     all.sort_unstable_by(|a, b| b.size.cmp(&a.size).then_with(|| a.id.cmp(&b.id)));
     let one = |image: cri::Image| {
         let names = image.repo_digests.into_iter().chain(image.repo_tags).take(MAX_NAMES);
         ContainerImage { names: Some(names.collect()), size_bytes: Some(image.size as i64) }
     };
-    all.into_iter().take(MAX_IMAGES).map(one).collect()
+    all.into_iter().take(most.unwrap_or(usize::MAX)).map(one).collect()
 }
 
 /// The node object to register.
@@ -247,7 +237,7 @@ pub fn status(
             machine_id: machine.machine_id.clone(),
             operating_system: "linux".into(),
             os_image: machine.os_image.clone(),
-            swap: None,
+            swap: (machine.swap > 0).then_some(NodeSwapStatus { capacity: Some(machine.swap) }),
             system_uuid: machine.system_uuid.clone(),
         }),
         images: Some(health.images.clone()).filter(|images| !images.is_empty()),
@@ -258,17 +248,25 @@ pub fn status(
     }
 }
 
-fn capacity(config: &Config, machine: &Machine) -> ResourceList {
+/// The machine's resources, without those of plugins.
+pub fn capacity(config: &Config, machine: &Machine) -> ResourceList {
     let disk = Disk::of(&config.root_dir).unwrap_or_default();
     let kibibytes = |bytes: u64| Quantity(format!("{}Ki", bytes / 1024));
-    ResourceList::from([
+    let of_cpus = config.pods_per_core.saturating_mul(machine.cpus);
+    let pods = Some(of_cpus).filter(|of_cpus| *of_cpus > 0).unwrap_or(i64::MAX);
+    let mut out = ResourceList::from([
         ("cpu".into(), Quantity(machine.cpus.to_string())),
         ("memory".into(), kibibytes(machine.memory.max(0) as u64)),
         ("ephemeral-storage".into(), kibibytes(disk.bytes)),
         ("hugepages-1Gi".into(), Quantity("0".into())),
         ("hugepages-2Mi".into(), Quantity("0".into())),
-        ("pods".into(), Quantity(config.max_pods.to_string())),
-    ])
+        ("pods".into(), Quantity(config.max_pods.min(pods).to_string())),
+    ]);
+    for (size, bytes) in machine.hardware.huge_pages() {
+        let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
+        out.insert(huge_page_resource(size), bytes_quantity(bytes));
+    }
+    out
 }
 
 /// Extended resources in the node's capacity.
@@ -281,37 +279,6 @@ fn counts(all: &BTreeMap<String, i64>) -> impl Iterator<Item = (String, Quantity
     all.iter().map(|(name, count)| (name.clone(), count_quantity(*count)))
 }
 
-/// Capacity minus the reservations and the eviction threshold.
-fn allocatable(config: &Config, capacity: &ResourceList) -> ResourceList {
-    let mut out = capacity.clone();
-    let reserved = |name: &str| config.reserved.get(name).map(|text| Quantity(text.clone()));
-    if let (Some(cpu), Some(all)) = (reserved("cpu"), capacity.get("cpu")) {
-        out.insert("cpu".into(), milli_quantity((milli(all) - milli(&cpu)).max(0)));
-    }
-    if let Some(all) = capacity.get("memory") {
-        let kept = reserved("memory").map_or(0, |q| units(&q)) + config.eviction_memory as i64;
-        out.insert("memory".into(), bytes_quantity((units(all) - kept).max(0)));
-    }
-    if let Some(all) = capacity.get("ephemeral-storage") {
-        let kept = reserved("ephemeral-storage").map_or(0, |q| units(&q));
-        let kept = kept + (units(all) as f64 * config.eviction_disk) as i64;
-        out.insert("ephemeral-storage".into(), Quantity((units(all) - kept).max(0).to_string()));
-    }
-    out
-}
-
-/// The limits for all pods together: capacity minus the reservations. Upstream:
-/// `getNodeAllocatableAbsolute`; the eviction threshold is not enforced by cgroups.
-pub fn enforced(config: &Config, machine: &Machine) -> Enforced {
-    let capacity = capacity(config, machine);
-    let reserved = |name: &str| config.reserved.get(name).map(|text| Quantity(text.clone()));
-    let left = |name: &str, amount: fn(&Quantity) -> i64| {
-        let kept = reserved(name).map_or(0, |quantity| amount(&quantity));
-        (capacity.get(name).map_or(0, amount) - kept).max(0)
-    };
-    Enforced { milli_cpu: left("cpu", milli), memory: left("memory", units) }
-}
-
 fn conditions(health: &Health, before: Option<&NodeStatus>, now: Timestamp) -> Vec<NodeCondition> {
     let pressure = |kind: &str, is: bool, reasons: [&str; 2], messages: [&str; 2]| {
         let at = usize::from(is);
@@ -321,7 +288,7 @@ fn conditions(health: &Health, before: Option<&NodeStatus>, now: Timestamp) -> V
     let computed = [
         pressure(
             "MemoryPressure",
-            health.memory_pressure,
+            health.pressure.contains(&Condition::Memory),
             ["KubeletHasSufficientMemory", "KubeletHasInsufficientMemory"],
             [
                 "kubelet has sufficient memory available",
@@ -330,13 +297,13 @@ fn conditions(health: &Health, before: Option<&NodeStatus>, now: Timestamp) -> V
         ),
         pressure(
             "DiskPressure",
-            health.disk_pressure,
+            health.pressure.contains(&Condition::Disk),
             ["KubeletHasNoDiskPressure", "KubeletHasDiskPressure"],
             ["kubelet has no disk pressure", "kubelet has disk pressure"],
         ),
         pressure(
             "PIDPressure",
-            health.pid_pressure,
+            health.pressure.contains(&Condition::Pid),
             ["KubeletHasSufficientPID", "KubeletHasInsufficientPID"],
             ["kubelet has sufficient PID available", "kubelet has insufficient PID available"],
         ),
@@ -456,6 +423,7 @@ pub async fn keep_status(own: Arc<Reporter>, hurry: Arc<Notify>, first: Health) 
         first_round = false;
         health.volumes_in_use = own.csi.in_use();
         health.plugins = own.device_plugins.amounts();
+        health.pressure = own.node.pressure.borrow().clone();
         health.tell_shutdown(*own.node.is_shutting_down.borrow());
         let due = reported.elapsed() >= own.node.config.status_report;
         match report(&own, &health, due).await {

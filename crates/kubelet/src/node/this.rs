@@ -7,6 +7,7 @@ use k8s_openapi::api::core::v1::{Node, ObjectReference};
 use tokio::sync::watch;
 
 use crate::config::Config;
+use crate::node::eviction::threshold::Condition;
 use crate::node::machine::Machine;
 use crate::resources::ResourceList;
 
@@ -20,6 +21,8 @@ pub struct ThisNode {
     /// Empty when the pod network is ready, else the reason why it is not.
     pub network: watch::Receiver<String>,
     pub is_shutting_down: watch::Sender<bool>,
+    /// The node's conditions of pressure.
+    pub pressure: watch::Sender<Vec<Condition>>,
 }
 
 impl ThisNode {
@@ -31,7 +34,8 @@ impl ThisNode {
         network: watch::Receiver<String>,
     ) -> Self {
         let (object, is_shutting_down) = (Mutex::new(Arc::new(object)), watch::channel(false).0);
-        Self { config, machine, runtime_name, object, network, is_shutting_down }
+        let pressure = watch::channel(vec![]).0;
+        Self { config, machine, runtime_name, object, network, is_shutting_down, pressure }
     }
 
     pub fn object(&self) -> Arc<Node> {

@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use cri::Runtime;
 
+use crate::node::cgroups::Cgroups;
+use crate::node::image_gc::Collector;
 use crate::node::this::ThisNode;
 use crate::pod::events::Events;
 use crate::pod::set::PodSet;
@@ -13,4 +15,6 @@ pub struct Upkeep {
     pub runtime: Arc<dyn Runtime>,
     pub events: Events,
     pub pods: Arc<PodSet>,
+    pub cgroups: Arc<Cgroups>,
+    pub images: Collector,
 }

@@ -29,6 +29,7 @@ use crate::volumes::dir::PodDir;
 pub const PENDING: &str = "PodResizePending";
 pub const IN_PROGRESS: &str = "PodResizeInProgress";
 pub const DEFERRED: &str = "Deferred";
+pub const INFEASIBLE: &str = "Infeasible";
 pub const ERROR: &str = "Error";
 
 /// The resources that one pod was granted.

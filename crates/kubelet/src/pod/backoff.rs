@@ -38,12 +38,14 @@ fn since(now: Timestamp, then: Timestamp) -> Duration {
 }
 
 impl Delays {
-    /// For containers that crash.
-    pub fn of_crashes() -> Self {
-        match features::enabled(Feature::ReduceDefaultCrashLoopBackOffDecay) {
+    /// For containers that crash; `ceiling` is the node's own (`crashLoopBackOff`).
+    pub fn of_crashes(ceiling: Option<Duration>) -> Self {
+        let usual = match features::enabled(Feature::ReduceDefaultCrashLoopBackOffDecay) {
             true => Self { first: REDUCED_FIRST, ceiling: REDUCED_CEILING, ..Self::default() },
             false => Self::default(),
-        }
+        };
+        let Some(ceiling) = ceiling else { return usual };
+        Self { first: usual.first.min(ceiling), ceiling, ..usual }
     }
 
     /// The remaining delay of `key` after a failure at `failed`; `None` if it has passed.
@@ -114,11 +116,14 @@ mod tests {
         let gates = features::Gates::DEFAULT;
         for (is_on, first, last) in [(false, 10, 300), (true, 1, 60)] {
             let gates = gates.with(Feature::ReduceDefaultCrashLoopBackOffDecay, is_on);
-            let mut delays = features::scoped(gates, Delays::of_crashes);
+            let mut delays = features::scoped(gates, || Delays::of_crashes(None));
             delays.step("k", at(0), at(0));
             assert_eq!(delays.delay("k"), Duration::from_secs(first));
             (0..9).for_each(|_| delays.step("k", at(0), at(0)));
             assert_eq!(delays.delay("k"), Duration::from_secs(last));
         }
+        let mut short = Delays::of_crashes(Some(Duration::from_secs(3)));
+        (0..9).for_each(|_| short.step("k", at(0), at(0)));
+        assert_eq!(short.delay("k"), Duration::from_secs(3), "also the first delay");
     }
 }

@@ -9,11 +9,12 @@ use std::path::Path;
 
 use bytes::Bytes;
 use cri::{
-    CDIDevice, Capability, ContainerConfig, ContainerMetadata, Device, ImageSpec, KeyValue,
-    LinuxContainerConfig, LinuxContainerResources, LinuxContainerSecurityContext, Mount,
+    CDIDevice, Capability, ContainerConfig, ContainerMetadata, Device, HugepageLimit, ImageSpec,
+    KeyValue, LinuxContainerConfig, LinuxContainerResources, LinuxContainerSecurityContext, Mount,
     MountPropagation, Signal, SupplementalGroupsPolicy, UserNamespace,
 };
 use k8s_openapi::api::core::v1::{Container, Pod, SecurityContext, VolumeMount};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use release::features::{self, Feature};
 
 use crate::devices::device_plugins::Extras;
@@ -23,7 +24,7 @@ use crate::pod::amounts::amounts;
 use crate::pod::expand::{expand, expand_noting};
 use crate::pod::observed::Role;
 use crate::pod::sandbox::{apparmor, namespaces, seccomp};
-use crate::resources::{self, cpu_quota, cpu_shares};
+use crate::resources::{self, Cfs, cpu_shares};
 use crate::volumes::{Mounted, PodDir, mounts};
 
 const MASKED: [&str; 12] = [
@@ -88,12 +89,21 @@ pub struct Prepared<'a> {
     pub dir: &'a PodDir,
     pub attempt: u32,
     pub image: &'a cri::Image,
-    /// The node's memory, for the OOM score.
-    pub memory: i64,
+    pub node: NodeSettings,
     /// The id of the target container of an ephemeral container.
     pub target: Option<String>,
     /// The pod's user namespace, or the node's.
     pub users: &'a UserNamespace,
+}
+
+/// The node's settings that a container's configuration depends on.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NodeSettings {
+    /// The node's memory, for the OOM score.
+    pub memory: i64,
+    pub cfs: Cfs,
+    /// Containers without a seccomp profile get the runtime's default.
+    pub seccomp_default: bool,
 }
 
 pub fn container_config(
@@ -153,12 +163,7 @@ pub fn container_config(
         stdin_once: container.stdin_once == Some(true),
         tty: container.tty == Some(true),
         linux: Some(LinuxContainerConfig {
-            resources: Some(resources_for(
-                pod,
-                container,
-                amounts(pod, container),
-                prepared.memory,
-            )),
+            resources: Some(resources_for(pod, container, amounts(pod, container), prepared.node)),
             security_context: Some(security(pod, role, container, prepared)),
         }),
         stop_signal: stop_signal as i32,
@@ -205,23 +210,37 @@ fn verify_user(pod: &Pod, container: &Container, image: &cri::Image) -> Result<(
     }
 }
 
-/// Converts requests and limits to the kernel's numbers; `memory` is the node's capacity.
+/// Converts requests and limits to the kernel's numbers.
 pub fn resources_for(
     pod: &Pod,
     container: &Container,
     amounts: Amounts,
-    memory: i64,
+    node: NodeSettings,
 ) -> LinuxContainerResources {
     let has_request = resources::request(container.resources.as_ref(), "cpu").is_some();
     let share = if has_request { amounts.cpu_request } else { amounts.cpu_limit };
     LinuxContainerResources {
-        cpu_period: resources::CPU_PERIOD,
-        cpu_quota: cpu_quota(amounts.cpu_limit),
+        cpu_period: node.cfs.period(),
+        cpu_quota: node.cfs.quota(amounts.cpu_limit),
         cpu_shares: cpu_shares(share),
         memory_limit_in_bytes: amounts.memory_limit,
-        oom_score_adj: resources::oom_score_adj(pod, container, memory),
+        oom_score_adj: resources::oom_score_adj(pod, container, node.memory),
+        hugepage_limits: huge_pages(container),
         ..LinuxContainerResources::default()
     }
+}
+
+/// The limits of huge pages that the container asks for.
+fn huge_pages(container: &Container) -> Vec<HugepageLimit> {
+    let limits = container.resources.iter().flat_map(|all| all.limits.iter().flatten());
+    let one = |(name, quantity): (&String, &Quantity)| {
+        let size = name.strip_prefix("hugepages-")?;
+        Some(HugepageLimit {
+            page_size: resources::huge_page_size(size)?,
+            limit: u64::try_from(resources::units(quantity)).ok()?,
+        })
+    };
+    limits.filter_map(one).collect()
 }
 
 fn security(
@@ -264,7 +283,7 @@ fn security(
         no_new_privs: own.allow_privilege_escalation == Some(false),
         masked_paths: paths(&MASKED),
         readonly_paths: paths(&READ_ONLY),
-        seccomp: (!privileged).then(|| seccomp(profile)),
+        seccomp: (!privileged).then(|| seccomp(profile, prepared.node.seccomp_default)),
         apparmor: apparmor(armor),
         ..LinuxContainerSecurityContext::default()
     }

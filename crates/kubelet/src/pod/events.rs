@@ -1,16 +1,28 @@
 //! Events about pods and their containers.
 
+use std::sync::Arc;
+
 use client::{EventRecorder, EventType};
 use k8s_openapi::api::core::v1::{ObjectReference, Pod};
 
+use tokio::time::Instant;
+
+use crate::bucket::Bucket;
+use crate::config::Rate;
 use crate::names;
 use crate::pod::observed::Role;
 
 /// Cheap to clone.
 #[derive(Clone)]
-pub struct Events(pub EventRecorder);
+pub struct Events(pub EventRecorder, Option<Arc<Bucket>>);
 
 impl Events {
+    /// Events beyond the rate are dropped, as upstream does.
+    pub fn new(recorder: EventRecorder, rate: Rate) -> Self {
+        let bucket = rate.map(|(rate, burst)| Arc::new(Bucket::new(rate, burst, Instant::now())));
+        Self(recorder, bucket)
+    }
+
     /// Sends an event about a pod.
     pub fn tell(&self, pod: &Pod, kind: EventType, reason: &str, message: impl Into<String>) {
         self.about(reference(pod, None), kind, reason, message);
@@ -27,7 +39,9 @@ impl Events {
         reason: &str,
         message: impl Into<String>,
     ) {
-        self.0.event_about(object, kind, reason, message);
+        if self.1.as_ref().is_none_or(|bucket| bucket.allows(Instant::now())) {
+            self.0.event_about(object, kind, reason, message);
+        }
     }
 }
 

@@ -13,7 +13,10 @@ use client::EventType;
 use cri::{AuthConfig, Image, ImageSpec, Runtime};
 use k8s_openapi::api::core::v1::{Container, Secret};
 use tokio::sync::Semaphore;
+use tokio::time::Instant;
 
+use crate::bucket::Bucket;
+use crate::config::Rate;
 use crate::pod::backoff::{self, Delays};
 use crate::pod::holds::NotStarted;
 
@@ -23,6 +26,8 @@ const SHOWN: Duration = Duration::from_secs(1);
 pub struct Images {
     runtime: Arc<dyn Runtime>,
     permits: Semaphore,
+    /// The limit of pulls a second.
+    bucket: Option<Bucket>,
     /// Pull failures by pod uid and image.
     delays: Mutex<Failures>,
 }
@@ -38,8 +43,10 @@ struct Failures {
 pub type Tell<'a> = &'a (dyn Fn(EventType, &str, String) + Send + Sync);
 
 impl Images {
-    pub fn new(runtime: Arc<dyn Runtime>, parallel: usize) -> Self {
-        Self { runtime, permits: Semaphore::new(parallel.max(1)), delays: Mutex::default() }
+    pub fn new(runtime: Arc<dyn Runtime>, parallel: usize, rate: Rate) -> Self {
+        let bucket = rate.map(|(rate, burst)| Bucket::new(rate, burst, Instant::now()));
+        let permits = Semaphore::new(parallel.clamp(1, Semaphore::MAX_PERMITS));
+        Self { runtime, permits, bucket, delays: Mutex::default() }
     }
 
     /// The container's image, pulled if the policy requires it.
@@ -112,7 +119,10 @@ impl Images {
         tell(EventType::Normal, "Pulling", format!("Pulling image {named:?}"));
         let permit = self.permits.acquire().await;
         let begun = base::clock::now();
-        let image = self.fetch(spec, secrets, sandbox).await;
+        let image = match self.bucket.as_ref().is_none_or(|one| one.allows(Instant::now())) {
+            true => self.fetch(spec, secrets, sandbox).await,
+            false => Err(cri::Error::Unavailable("pull QPS exceeded".into())),
+        };
         drop(permit);
         match image {
             Ok(image) => {

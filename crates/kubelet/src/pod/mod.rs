@@ -21,6 +21,7 @@ pub mod holds;
 pub mod hosts;
 pub mod images;
 pub mod input;
+pub mod manifest_url;
 pub mod mirrors;
 pub mod objects;
 pub mod observed;

@@ -14,7 +14,7 @@ use crate::config::Config;
 use crate::names;
 use crate::pod::hosts::{self, Resolver};
 use crate::pod::sysctls::with_dots;
-use crate::resources::{self, cpu_quota, cpu_shares, pod_limits, pod_requests};
+use crate::resources::{self, Cfs, cpu_shares, pod_limits, pod_requests};
 
 pub fn sandbox_config(
     pod: &Pod,
@@ -55,7 +55,7 @@ pub fn sandbox_config(
         port_mappings: if on_host { vec![] } else { port_mappings(pod) },
         labels,
         annotations: pod.metadata.annotations.clone().unwrap_or_default(),
-        linux: Some(linux(pod, cgroup_parent, users)),
+        linux: Some(linux(pod, cgroup_parent, users, config.limits.cfs)),
     }
 }
 
@@ -76,7 +76,7 @@ fn port_mappings(pod: &Pod) -> Vec<PortMapping> {
         .collect()
 }
 
-fn linux(pod: &Pod, cgroup_parent: &str, users: &UserNamespace) -> LinuxPodSandboxConfig {
+fn linux(pod: &Pod, cgroup_parent: &str, users: &UserNamespace, cfs: Cfs) -> LinuxPodSandboxConfig {
     let context = pod.spec.as_ref().and_then(|s| s.security_context.as_ref());
     let privileged = pod.spec.iter().flat_map(|s| &s.containers).any(|container| {
         container.security_context.as_ref().and_then(|c| c.privileged) == Some(true)
@@ -101,12 +101,12 @@ fn linux(pod: &Pod, cgroup_parent: &str, users: &UserNamespace) -> LinuxPodSandb
         // Runtimes expect dots.
         sysctls: sysctls.into_iter().map(|s| (with_dots(&s.name), s.value)).collect(),
         overhead: None,
-        resources: Some(pod_resources(pod)),
+        resources: Some(pod_resources(pod, cfs)),
     }
 }
 
 /// The limits of the pod as a whole: upstream's pod-level cgroup values.
-pub fn pod_resources(pod: &Pod) -> LinuxContainerResources {
+pub fn pod_resources(pod: &Pod, cfs: Cfs) -> LinuxContainerResources {
     let Some(spec) = &pod.spec else { return LinuxContainerResources::default() };
     let (requests, limits) = (pod_requests(spec), pod_limits(spec));
     let all_limit = |name: &str| {
@@ -120,8 +120,8 @@ pub fn pod_resources(pod: &Pod) -> LinuxContainerResources {
     let cpu = Some(of(&requests, "cpu")).filter(|r| *r > 0).unwrap_or_else(|| of(&limits, "cpu"));
     LinuxContainerResources {
         cpu_shares: cpu_shares(cpu),
-        cpu_period: resources::CPU_PERIOD,
-        cpu_quota: if all_limit("cpu") { cpu_quota(of(&limits, "cpu")) } else { 0 },
+        cpu_period: cfs.period(),
+        cpu_quota: if all_limit("cpu") { cfs.quota(of(&limits, "cpu")) } else { 0 },
         memory_limit_in_bytes: if all_limit("memory") { of(&limits, "memory") / 1000 } else { 0 },
         ..LinuxContainerResources::default()
     }
@@ -152,9 +152,11 @@ pub fn namespaces(pod: &Pod, target: Option<&str>, users: &UserNamespace) -> Nam
     options
 }
 
-/// Converts the API's profile to the runtime's; absent means unconfined.
-pub fn seccomp(profile: Option<&SeccompProfile>) -> SecurityProfile {
+/// Converts the API's profile to the runtime's; absent means unconfined, unless the runtime's default is
+/// the node's default (`seccompDefault`).
+pub fn seccomp(profile: Option<&SeccompProfile>, is_default: bool) -> SecurityProfile {
     let (kind, path) = match profile.map(|p| p.type_.as_str()) {
+        None if is_default => (ProfileType::RuntimeDefault, None),
         Some("RuntimeDefault") => (ProfileType::RuntimeDefault, None),
         Some("Localhost") => {
             (ProfileType::Localhost, profile.and_then(|p| p.localhost_profile.as_deref()))

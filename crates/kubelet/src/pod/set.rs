@@ -24,11 +24,16 @@ use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use crate::names;
+use crate::node::eviction;
 use crate::pod::admit::admit;
-use crate::pod::allocation::{Allocation, AllocationState, DEFERRED, Refusal, rank, told};
+use crate::pod::allocation::{
+    Allocation, AllocationState, DEFERRED, INFEASIBLE, Refusal, rank, told,
+};
 use crate::pod::input::Input;
+use crate::pod::static_pods::Source;
 use crate::pod::worker::{Context, Handle, View, Worker, WorkerEvent};
 use crate::reason::Reason;
+use crate::resources::{GUARANTEED, pod_requests, qos_class};
 use crate::volumes::{self, PodDir};
 
 /// Upstream: pending resizes are retried after this time even if nothing changed.
@@ -43,10 +48,13 @@ const LEFTOVERS_RETRY_CEILING: Duration = Duration::from_secs(60);
 /// Upstream: immediateEvictionGracePeriodSeconds.
 const EVICTION_GRACE: Duration = Duration::from_secs(1);
 
+/// Static pods by source and uid.
+type Statics = BTreeMap<Source, BTreeMap<String, Pod>>;
+
 #[derive(Default)]
 struct Pending {
     keys: BTreeSet<ObjectKey>,
-    statics: Option<BTreeMap<String, Pod>>,
+    statics: Statics,
     finished: Vec<String>,
     /// A pod freed its resources.
     freed: bool,
@@ -75,8 +83,11 @@ impl Signals {
         });
     }
 
-    pub fn statics(&self, pods: BTreeMap<String, Pod>) {
-        self.push(|pending| pending.statics = Some(pods));
+    /// All static pods of a source.
+    pub fn statics(&self, source: Source, pods: BTreeMap<String, Pod>) {
+        self.push(|pending| {
+            pending.statics.insert(source, pods);
+        });
     }
 
     /// The API's list of this node's pods is complete.
@@ -103,8 +114,8 @@ pub struct PodSet {
     pub signals: Arc<Signals>,
     /// By uid. Guards the table; held for look-ups and single changes, never across await.
     workers: Mutex<Workers>,
-    /// The wanted static pods by uid.
-    statics: Mutex<BTreeMap<String, Pod>>,
+    /// The wanted static pods.
+    statics: Mutex<Statics>,
     /// The granted resources of each pod, by uid.
     granted: Mutex<HashMap<String, Allocation>>,
     /// Pods whose resize is pending, with the API's spec, by uid.
@@ -158,8 +169,8 @@ impl PodSet {
             if batch.freed {
                 self.retry_resizes();
             }
-            if let Some(statics) = batch.statics {
-                *self.statics.lock().expect("no panic while held") = statics;
+            if !batch.statics.is_empty() {
+                self.statics.lock().expect("no panic while held").extend(batch.statics);
                 self.mirrors.notify_one();
             }
             self.follow_statics();
@@ -256,7 +267,7 @@ impl PodSet {
 
     /// True if the resize is no longer pending.
     fn try_resize(&self, uid: &str, pod: &Arc<Pod>) -> bool {
-        let verdict = self.admit(pod);
+        let verdict = self.is_feasible(uid, pod).and_then(|()| self.admit(pod));
         let workers = self.workers();
         let Some(handle) = workers.get(uid) else { return true };
         let terminal = handle.view().stopped || handle.input.borrow().evict.is_some();
@@ -278,10 +289,11 @@ impl PodSet {
                 let text = told("Pod resize started", pod, generation, "");
                 self.context.events.tell(pod, EventType::Normal, "ResizeStarted", text);
             }
-            Err(Reason { message, .. }) => {
+            Err(Reason { message, reason }) => {
+                let reason = if reason == INFEASIBLE { INFEASIBLE } else { DEFERRED };
                 let old = input.standing.refused.take();
                 let since = old.as_ref().map_or(now, |old| old.since);
-                let mut new = Refusal { reason: DEFERRED, message, generation, since, told: now };
+                let mut new = Refusal { reason, message, generation, since, told: now };
                 let is_new = old.as_ref().is_none_or(|old| {
                     new.told = old.told;
                     let is_new = *old != new;
@@ -289,8 +301,10 @@ impl PodSet {
                     is_new
                 });
                 if is_new {
-                    let text = told("Pod resize Deferred", pod, generation, &new.message);
-                    self.context.events.tell(pod, EventType::Warning, "ResizeDeferred", text);
+                    let what = format!("Pod resize {reason}");
+                    let text = told(&what, pod, generation, &new.message);
+                    let event = format!("Resize{reason}");
+                    self.context.events.tell(pod, EventType::Warning, &event, text);
                 }
                 input.standing.refused = Some(new);
                 input.pod = self.granted(uid).applied(pod);
@@ -306,6 +320,29 @@ impl PodSet {
         done
     }
 
+    /// Pods whose CPUs or memory are pinned cannot be resized. Upstream: `allocation/handlers.go`.
+    fn is_feasible(&self, uid: &str, pod: &Pod) -> Result<(), Reason> {
+        let (pins_cpus, pins_memory) = self.context.managers.pins();
+        if qos_class(pod) != GUARANTEED || !(pins_cpus || pins_memory) {
+            return Ok(());
+        }
+        let granted = self.granted(uid).applied(&Arc::new(pod.clone()));
+        let differs = |resource: &str| {
+            let of = |pod: &Pod| {
+                let requests = pod.spec.as_ref().map(pod_requests).unwrap_or_default();
+                requests.get(resource).copied()
+            };
+            of(&granted) != of(pod)
+        };
+        let manager = match () {
+            () if pins_cpus && differs("cpu") => "CPU Manager policy \"static\"",
+            () if pins_memory && differs("memory") => "Memory Manager policy \"Static\"",
+            () => return Ok(()),
+        };
+        let text = format!("Resize is infeasible for Guaranteed Pods alongside {manager}");
+        Err(Reason::new(INFEASIBLE, text))
+    }
+
     /// Handles a change of a mirror: its pod's status may have to be written again.
     fn wake_static(&self, key: &ObjectKey) {
         for handle in self.workers().values() {
@@ -319,7 +356,7 @@ impl PodSet {
     }
 
     fn follow_statics(&self) {
-        let statics = self.statics.lock().expect("no panic while held").clone();
+        let statics = self.static_pods();
         let mut busy = BTreeSet::new();
         for (uid, handle) in self.workers().iter() {
             let input = handle.input.borrow().clone();
@@ -393,6 +430,7 @@ impl PodSet {
                 "Pod was rejected as the node is shutting down.",
             ));
         }
+        eviction::admits(pod, &self.context.node.pressure.borrow())?;
         self.context.node.config.sysctls.check(pod)?;
         let own = names::uid(pod);
         let active: Vec<Arc<Pod>> = self
@@ -457,6 +495,7 @@ impl PodSet {
         let known: BTreeSet<String> = self.workers().keys().cloned().collect();
         // Now, because a pod that is added later may allocate devices.
         self.context.device_plugins.keep_only(&known);
+        self.context.managers.keep_only(&known);
         let clearing = self.clearing.lock().expect("no panic while held").clone();
         let dirs = tokio::task::spawn_blocking(move || {
             let entries = std::fs::read_dir(&root).into_iter().flatten().flatten();
@@ -513,7 +552,8 @@ impl PodSet {
     }
 
     pub fn static_pods(&self) -> BTreeMap<String, Pod> {
-        self.statics.lock().expect("no panic while held").clone()
+        let statics = self.statics.lock().expect("no panic while held");
+        statics.values().flat_map(|pods| pods.clone()).collect()
     }
 
     /// Fails a pod for its own behaviour; false if it is being failed already.
@@ -523,8 +563,8 @@ impl PodSet {
 
     /// Fails a pod to free its resources; its owner may count that as a disruption. False if it is being
     /// failed already.
-    pub fn evict_for_node(&self, uid: &str, message: &str) -> bool {
-        self.fail(uid, Reason::new("Evicted", message), true, EVICTION_GRACE)
+    pub fn evict_for_node(&self, uid: &str, message: &str, grace: Duration) -> bool {
+        self.fail(uid, Reason::new("Evicted", message), true, grace)
     }
 
     /// Fails a pod because the machine shuts down; its grace period is at most `longest`.

@@ -15,6 +15,26 @@ use sha2::{Digest, Sha256};
 
 use crate::names;
 
+/// Where a static pod comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Source {
+    File,
+    Http,
+}
+
+/// Why a manifest is no pod.
+#[derive(Debug, thiserror::Error)]
+pub enum ManifestError {
+    #[error("{0}")]
+    Yaml(#[from] serde_saphyr::Error),
+    #[error("{0}")]
+    Json(#[from] serde_json::Error),
+    #[error("expected a v1 Pod, found {0} {1}")]
+    Kind(serde_json::Value, serde_json::Value),
+    #[error("{0}: Required value")]
+    Missing(&'static str),
+}
+
 /// How often files are read again without an inotify event (network file systems send none).
 const RESCAN: Duration = Duration::from_secs(60);
 /// An editor writes a file in steps: wait until the changes settle.
@@ -46,7 +66,7 @@ pub fn read_all(path: &Path, node_name: &str) -> BTreeMap<String, Pod> {
                 out.insert(names::uid(&pod).to_string(), pod);
             }
             Err(error) => {
-                tracing::warn!(file = %file.display(), error, "failed to parse the manifest as a pod")
+                tracing::warn!(file = %file.display(), %error, "failed to parse the manifest as a pod")
             }
         }
     }
@@ -54,20 +74,30 @@ pub fn read_all(path: &Path, node_name: &str) -> BTreeMap<String, Pod> {
 }
 
 /// Parses a manifest as a pod of this node.
-fn parse(text: &str, file: &Path, node_name: &str) -> Result<Pod, String> {
-    let value: serde_json::Value = serde_saphyr::from_str(text).map_err(|e| e.to_string())?;
+fn parse(text: &str, file: &Path, node_name: &str) -> Result<Pod, ManifestError> {
+    let value = serde_saphyr::from_str(text)?;
+    of_value(value, Source::File, &format!("file:{}", file.display()), node_name)
+}
+
+/// A pod of this node; `origin` is part of its uid.
+pub fn of_value(
+    value: serde_json::Value,
+    source: Source,
+    origin: &str,
+    node_name: &str,
+) -> Result<Pod, ManifestError> {
     if value["kind"] != "Pod" || value["apiVersion"] != "v1" {
-        return Err(format!("expected a v1 Pod, found {} {}", value["apiVersion"], value["kind"]));
+        return Err(ManifestError::Kind(value["apiVersion"].clone(), value["kind"].clone()));
     }
-    let mut pod: Pod = serde_json::from_value(value).map_err(|error| error.to_string())?;
+    let mut pod: Pod = serde_json::from_value(value)?;
     if pod.spec.as_ref().is_none_or(|spec| spec.containers.is_empty()) {
-        return Err("spec.containers: Required value".into());
+        return Err(ManifestError::Missing("spec.containers"));
     }
     let given = pod.metadata.name.clone().filter(|name| !name.is_empty());
-    let given = given.ok_or("metadata.name: Required value")?;
+    let given = given.ok_or(ManifestError::Missing("metadata.name"))?;
     let mut digest = Sha256::new();
-    digest.update(format!("host:{node_name}\nfile:{}\n", file.display()));
-    digest.update(serde_json::to_vec(&pod).map_err(|error| error.to_string())?);
+    digest.update(format!("host:{node_name}\n{origin}\n"));
+    digest.update(serde_json::to_vec(&pod)?);
     let hash: String =
         digest.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect();
     pod.metadata.uid.get_or_insert_with(|| hash.clone());
@@ -75,7 +105,11 @@ fn parse(text: &str, file: &Path, node_name: &str) -> Result<Pod, String> {
     pod.metadata.namespace.get_or_insert_with(|| "default".into());
     let annotations = pod.metadata.annotations.get_or_insert_default();
     annotations.insert(names::CONFIG_HASH.into(), hash);
-    annotations.insert(names::CONFIG_SOURCE.into(), "file".into());
+    let told = match source {
+        Source::File => "file",
+        Source::Http => "http",
+    };
+    annotations.insert(names::CONFIG_SOURCE.into(), told.into());
     annotations.insert(names::CONFIG_SEEN.into(), base::clock::now().to_string());
     set_defaults(&mut pod, node_name);
     Ok(pod)

@@ -24,6 +24,7 @@ use std::collections::HashMap;
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use base::percent;
 use base::task::Tasks;
@@ -97,6 +98,28 @@ impl Server {
         let stop = self.0.tasks.stop_signal();
         let serving = transport::serve(listener, None, service, Limits::default(), stop);
         self.0.tasks.spawn_graceful("kubelet-healthz", serving);
+    }
+
+    /// Serves pods, figures and health without TLS and without authentication (`readOnlyPort`).
+    pub fn listen_read_only(&self, listener: Listener) {
+        let own = self.clone();
+        let service = tower::service_fn(move |request: Request<Incoming>| {
+            let own = own.clone();
+            async move { Ok::<_, Infallible>(own.answer_anyone(request).await) }
+        });
+        let stop = self.0.tasks.stop_signal();
+        let serving = transport::serve(listener, None, service, Limits::default(), stop);
+        self.0.tasks.spawn_graceful("kubelet-read-only", serving);
+    }
+
+    async fn answer_anyone(&self, request: Request<Incoming>) -> Response<Body> {
+        let path = request.uri().path().to_string();
+        let is_known = is_read_only(request.method(), &path);
+        let done = match is_known {
+            true => self.route(request, &path).await,
+            false => Err((StatusCode::NOT_FOUND, "404 page not found\n".into())),
+        };
+        done.unwrap_or_else(|(status, message)| text(status, &message))
     }
 
     async fn answer(&self, request: Request<Incoming>) -> Response<Body> {
@@ -192,7 +215,7 @@ impl Server {
     fn configz(&self) -> Response<Body> {
         let config = &self.0.context.node.config;
         let dns: Vec<String> = config.cluster_dns.iter().map(ToString::to_string).collect();
-        json_answer(&json!({"kubeletconfig": {
+        let mut all = json!({
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
             "staticPodPath": config.pod_manifest_path,
@@ -225,8 +248,12 @@ impl Server {
             "shutdownGracePeriodCriticalPods":
                 base::duration::show(config.shutdown_grace_critical),
             "makeIPTablesUtilChains": false,
-            "failSwapOn": false,
-        }}))
+            "failSwapOn": config.fails_on_swap,
+        });
+        if let (Some(all), Value::Object(more)) = (all.as_object_mut(), limits_shown(config)) {
+            all.extend(more);
+        }
+        json_answer(&json!({ "kubeletconfig": all }))
     }
 
     fn pod(&self, namespace: &str, name: &str) -> Result<View, Refusal> {
@@ -583,6 +610,39 @@ pub async fn bind(address: SocketAddr) -> Result<Listener, crate::error::Error> 
     Listener::tcp(address)
         .await
         .map_err(|source| crate::error::Error::Listen { address: address.to_string(), source })
+}
+
+/// The settings of limits and policies, for `/configz`.
+fn limits_shown(config: &crate::Config) -> Value {
+    let period = Duration::from_micros(config.limits.cfs.period.max(0) as u64);
+    json!({
+        "podsPerCore": config.pods_per_core,
+        "podPidsLimit": config.limits.pod_pids.unwrap_or(-1),
+        "cpuCFSQuota": config.limits.cfs.is_on,
+        "cpuCFSQuotaPeriod":
+            base::duration::show(period),
+        "seccompDefault": config.limits.seccomp_default,
+        "cpuManagerPolicy":
+            if config.managers.static_cpus.is_some() { "static" } else { "none" },
+        "cpuManagerReconcilePeriod": base::duration::show(config.managers.reconcile_period),
+        "memoryManagerPolicy": if config.managers.static_memory { "Static" } else { "None" },
+        "topologyManagerPolicy": config.managers.topology.name(),
+        "topologyManagerScope": if config.managers.aligns_pods { "pod" } else { "container" },
+        "evictionPressureTransitionPeriod":
+            base::duration::show(config.eviction.transition),
+        "imageMaximumGCAge": base::duration::show(config.image_max_age),
+        "containerLogMaxWorkers": config.log_workers,
+        "containerLogMonitorInterval": base::duration::show(config.log_interval),
+        "serializeImagePulls": config.parallel_pulls == 1,
+        "readOnlyPort": config.read_only_address.map_or(0, |address| address.port()),
+    })
+}
+
+/// The paths of the server without authentication. Upstream: InstallDefaultHandlers.
+fn is_read_only(method: &Method, path: &str) -> bool {
+    let first = path.trim_start_matches('/').split('/').next().unwrap_or_default();
+    let is_known = matches!(first, "healthz" | "livez" | "readyz" | "pods" | "stats" | "metrics");
+    is_known && matches!(*method, Method::GET | Method::HEAD)
 }
 
 #[cfg(test)]

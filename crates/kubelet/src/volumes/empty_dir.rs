@@ -5,7 +5,7 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 
 use async_trait::async_trait;
-use k8s_openapi::api::core::v1::EmptyDirVolumeSource;
+use k8s_openapi::api::core::v1::{EmptyDirVolumeSource, Pod};
 
 use super::files::{fs_group, mode_of_root};
 use super::mounts;
@@ -33,8 +33,40 @@ impl VolumePlugin for EmptyDirPlugin {
         let path = request.dir.volume(self.name(), &volume.name);
         let source = volume.empty_dir.clone().unwrap_or_default();
         let (group, tmpfs) = (fs_group(request.pod), host.may_mount);
-        tokio::task::spawn_blocking(move || empty_dir(&path, group, &source, tmpfs)).await?
+        let huge = huge_pages(request.pod, source.medium.as_deref().unwrap_or_default())?;
+        tokio::task::spawn_blocking(move || empty_dir(&path, group, &source, tmpfs, huge)).await?
     }
+}
+
+/// The size of the pages of a medium `HugePages` or `HugePages-2Mi`, as hugetlbfs expects it.
+/// Upstream: getPageSizeMountOption.
+fn huge_pages(pod: &Pod, medium: &str) -> Result<Option<String>, VolumeError> {
+    let Some(rest) = medium.strip_prefix("HugePages") else { return Ok(None) };
+    let containers = pod
+        .spec
+        .iter()
+        .flat_map(|spec| spec.containers.iter().chain(spec.init_containers.iter().flatten()));
+    let requests = containers.flat_map(|one| {
+        let all = one.resources.clone().unwrap_or_default();
+        let both = all.requests.into_iter().flatten().chain(all.limits.into_iter().flatten());
+        both.filter_map(|(name, _)| Some(name.strip_prefix("hugepages-")?.to_owned()))
+    });
+    let sizes: std::collections::BTreeSet<String> = requests.collect();
+    let wrong = |text: &str| VolumeError::io("get the page size")(std::io::Error::other(text));
+    match (rest.strip_prefix('-'), sizes.iter().collect::<Vec<_>>().as_slice()) {
+        (_, []) => Err(wrong("hugePages storage requires huge pages in the containers' requests")),
+        (None, [size]) => Ok(Some(trimmed(size))),
+        (None, _) => Err(wrong(
+            "medium HugePages can only be used if container requests use only one huge page size",
+        )),
+        (Some(size), _) if sizes.contains(size) => Ok(Some(trimmed(size))),
+        (Some(_), _) => Err(wrong("medium's page size is not among the containers' requests")),
+    }
+}
+
+/// `2Mi` in the form of mount options: `2M`.
+fn trimmed(size: &str) -> String {
+    size.trim_end_matches('i').to_owned()
 }
 
 fn empty_dir(
@@ -42,6 +74,7 @@ fn empty_dir(
     group: Option<u32>,
     source: &EmptyDirVolumeSource,
     tmpfs: bool,
+    huge: Option<String>,
 ) -> Result<Mounted, VolumeError> {
     let bits = mode_of_root(group);
     if !path.is_dir() {
@@ -51,6 +84,10 @@ fn empty_dir(
         let size = source.size_limit.as_ref().map(resources::units).filter(|size| *size > 0);
         let size = size.map(|size| size as u64);
         mounts::tmpfs(path, size, bits, group).map_err(VolumeError::io("mount tmpfs"))?;
+    }
+    if let Some(page_size) = huge.filter(|_| tmpfs) {
+        mounts::hugetlbfs(path, &page_size, bits, group)
+            .map_err(VolumeError::io("mount hugetlbfs"))?;
     }
     Ok(Mounted::directory(path.to_path_buf(), false))
 }
@@ -74,12 +111,31 @@ fn make_open(path: &Path, bits: u32, group: Option<u32>) -> Result<(), VolumeErr
 #[cfg(test)]
 mod tests {
     use super::*;
-    use k8s_openapi::api::core::v1::Pod;
     use serde_json::json;
     use std::os::unix::fs::MetadataExt;
 
     fn mode(path: &Path) -> u32 {
         fs::metadata(path).expect("it is there").permissions().mode() & 0o7777
+    }
+
+    #[test]
+    fn huge_pages_have_the_size_of_the_requests() {
+        let pod = |sizes: &[&str]| -> Pod {
+            let limits: serde_json::Map<_, _> =
+                sizes.iter().map(|size| (format!("hugepages-{size}"), json!("64Mi"))).collect();
+            let one = json!({"name": "a", "resources": {"limits": limits}});
+            serde_json::from_value(json!({"spec": {"containers": [one]}})).expect("a pod")
+        };
+        let check = |sizes: &[&str], medium: &str, expected: Option<Option<&str>>| {
+            let got = huge_pages(&pod(sizes), medium).ok();
+            assert_eq!(got, expected.map(|size| size.map(str::to_owned)), "{sizes:?} {medium}");
+        };
+        check(&[], "Memory", Some(None));
+        check(&["2Mi"], "HugePages", Some(Some("2M")));
+        check(&["2Mi", "1Gi"], "HugePages", None);
+        check(&["2Mi", "1Gi"], "HugePages-1Gi", Some(Some("1G")));
+        check(&["2Mi"], "HugePages-1Gi", None);
+        check(&[], "HugePages", None);
     }
 
     #[test]
@@ -93,7 +149,8 @@ mod tests {
             "securityContext": {"fsGroup": own}}}));
         let (plain, grouped) = (Pod::default(), pod.expect("a pod"));
         let set_up = |pod: &Pod| {
-            let ready = empty_dir(&path, fs_group(pod), &EmptyDirVolumeSource::default(), false);
+            let source = EmptyDirVolumeSource::default();
+            let ready = empty_dir(&path, fs_group(pod), &source, false, None);
             ready.expect("set up").path
         };
         assert_eq!(mode(&set_up(&plain)), 0o777);
@@ -118,7 +175,8 @@ mod tests {
         let pod: Pod = serde_json::from_value(pod).expect("a pod");
         let source = EmptyDirVolumeSource { medium: Some("Memory".into()), size_limit: None };
         let set_up = || {
-            empty_dir(&path, fs_group(&pod), &source, true).map_err(|error| error.to_string())?;
+            empty_dir(&path, fs_group(&pod), &source, true, None)
+                .map_err(|error| error.to_string())?;
             let about = fs::metadata(&path).map_err(|error| error.to_string())?;
             Ok::<_, String>((about.permissions().mode() & 0o7777, about.gid()))
         };

@@ -272,7 +272,7 @@ mod tests {
         Host {
             objects: Arc::new(Objects::new(client.clone())),
             csi: Arc::new(csi::Csi::new(client.clone(), setting, drivers, Arc::default())),
-            events: Events(events),
+            events: Events::new(events, None),
             client,
             node_name: "n".into(),
             root: root.into(),

@@ -29,6 +29,17 @@ pub fn tmpfs(path: &Path, size: Option<u64>, mode: u32, group: Option<u32>) -> i
         .map_err(io::Error::from)
 }
 
+/// Mounts a file system of huge pages at `path` unless it is mounted.
+pub fn hugetlbfs(path: &Path, page_size: &str, mode: u32, group: Option<u32>) -> io::Result<()> {
+    if is_mounted(path)? {
+        return Ok(());
+    }
+    let group = group.map(|group| format!(",gid={group}")).unwrap_or_default();
+    let options = format!("pagesize={page_size},mode={mode:o}{group}");
+    mount(Some("nodev"), path, Some("hugetlbfs"), MsFlags::empty(), Some(options.as_str()))
+        .map_err(io::Error::from)
+}
+
 /// Bind-mounts `subpath` of the volume at `root` to `target` and returns `target`. A missing path is
 /// created as a directory.
 pub fn pin_subpath(root: &Path, subpath: &str, target: &Path) -> io::Result<PathBuf> {

@@ -41,7 +41,7 @@ impl Bench {
         config.cgroups_per_qos = false;
         config.may_mount = false;
         // The usage of the machine that runs the tests must not matter.
-        (config.eviction_memory, config.eviction_disk, config.eviction_inodes) = (0, 0.0, 0.0);
+        config.eviction.thresholds.clear();
         config.image_gc_high = 100;
         config.shutdown_grace = Duration::from_secs(40);
         config.shutdown_grace_critical = Duration::from_secs(20);

@@ -257,6 +257,11 @@ fn resources(config: &ContainerConfig, privileged: bool) -> Result<Value> {
             all["memory"]["swap"] = swap.into();
         }
     }
+    if !wanted.hugepage_limits.is_empty() {
+        let limits = wanted.hugepage_limits.iter();
+        let limits = limits.map(|one| json!({"pageSize": one.page_size, "limit": one.limit}));
+        all["hugepageLimits"] = Value::Array(limits.collect());
+    }
     if !wanted.unified.is_empty() {
         all["unified"] = json!(wanted.unified);
     }

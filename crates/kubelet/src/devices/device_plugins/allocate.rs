@@ -4,10 +4,11 @@
 //! In: pods, and the plugins' answers. Out: the table's entries; [`Extras`] for a container.
 //! Upstream: `allocateContainerResources`, `GetDeviceRunContainerOptions`, `deviceRunContainerOptions`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use k8s_openapi::api::core::v1::{Container, Pod};
 use tokio::time::{Instant, timeout_at};
 
@@ -15,11 +16,10 @@ use super::messages::{Allocated, ContainerPreferredRequest};
 use super::plugin::Plugin;
 use super::table::Room;
 use super::{DevicePluginError, DevicePlugins, State};
+use crate::managers::hints::{Hint, Hints, Mask};
+use crate::managers::{HintProvider, Refusal};
 use crate::names;
 use crate::resources::units;
-
-/// The reason of a pod that fails because it gets no devices.
-pub const REFUSED: &str = "UnexpectedAdmissionError";
 
 /// How long a pod waits for the devices of pods that are terminating.
 const ENDING_LIMIT: Duration = Duration::from_secs(60);
@@ -135,32 +135,29 @@ impl DevicePlugins {
         containers(pod).any(|container| !state.asked(pod, container).is_empty())
     }
 
-    /// Allocates devices for all containers of a new pod. An error means that the pod must not start.
-    pub async fn admit(&self, pod: &Pod) -> Result<(), DevicePluginError> {
+    /// Waits while terminating pods may free the devices that the containers lack.
+    async fn wait_for(&self, pod: &Pod, containers: &[&Container]) {
         let deadline = Instant::now() + ENDING_LIMIT;
-        for container in containers(pod) {
-            self.wait_for_room(pod, container, deadline).await;
-            let done = self.allocate(pod, container).await;
-            done.map_err(|why| DevicePluginError::Allocate(Box::new(why)))?;
-        }
-        Ok(())
-    }
-
-    /// Waits while terminating pods may free the devices that the container lacks.
-    async fn wait_for_room(&self, pod: &Pod, container: &Container, deadline: Instant) {
         let mut freed = self.freed.subscribe();
-        while self.state().can_wait(pod, container) {
+        while containers.iter().any(|container| self.state().can_wait(pod, container)) {
             if timeout_at(deadline, freed.changed()).await.is_err() {
                 return;
             }
         }
     }
 
-    async fn allocate(&self, pod: &Pod, container: &Container) -> Result<(), DevicePluginError> {
+    /// Allocates the container's devices, near these NUMA nodes if that is possible.
+    async fn allocate_near(
+        &self,
+        pod: &Pod,
+        container: &Container,
+        affinity: Option<Mask>,
+    ) -> Result<(), DevicePluginError> {
         let asked = self.state().asked(pod, container);
         let (mut is_news, mut done) = (false, Ok(()));
         for (resource, required) in asked {
-            match self.allocate_one(pod, &container.name, &resource, required).await {
+            let one = self.allocate_one(pod, &container.name, (&resource, required), affinity);
+            match one.await {
                 Ok(got) => is_news |= got,
                 Err(why) => {
                     done = Err(why);
@@ -180,12 +177,17 @@ impl DevicePlugins {
         &self,
         pod: &Pod,
         container: &str,
-        resource: &str,
-        required: usize,
+        (resource, required): (&str, usize),
+        affinity: Option<Mask>,
     ) -> Result<bool, DevicePluginError> {
         let room = self.state().table.room(pod, container, resource, required)?;
-        let Some(room) = room else { return Ok(false) };
-        let preferred = self.preferred(resource, room).await?;
+        let Some(mut room) = room else { return Ok(false) };
+        let near = self.state().table.near(resource, &room.free, affinity);
+        if near.len() + room.reused.len() >= required {
+            room.free = near.iter().cloned().collect();
+        }
+        let mut preferred = self.preferred(resource, room).await?;
+        preferred.extend(near);
         let (plugin, taken) = {
             let mut state = self.state();
             let plugin = state.plugin(resource)?;
@@ -242,7 +244,7 @@ impl DevicePlugins {
             is_missing |= self.state().table.ids(uid, &container.name, resource).is_none();
         }
         if is_missing {
-            self.allocate(pod, container).await?;
+            self.allocate_near(pod, container, None).await?;
         }
         let mut extras = Extras::default();
         let state = self.state();
@@ -278,6 +280,37 @@ impl DevicePlugins {
             (plugin.map_err(|why| DevicePluginError::PreStart(Box::new(why)))?, ids)
         };
         plugin.pre_start(ids.into_iter().collect()).await
+    }
+}
+
+#[async_trait]
+impl HintProvider for DevicePlugins {
+    fn hints(&self, pod: &Pod, container: &Container) -> Hints {
+        let state = self.state();
+        let asked = state.asked(pod, container);
+        state.table.hints(&self.nodes, pod, Some(&container.name), &asked)
+    }
+
+    fn pod_hints(&self, pod: &Pod) -> Hints {
+        let state = self.state();
+        let mut sums: BTreeMap<String, usize> = BTreeMap::new();
+        for (resource, required) in containers(pod).flat_map(|one| state.asked(pod, one)) {
+            *sums.entry(resource).or_default() += required;
+        }
+        let asked: Vec<(String, usize)> = sums.into_iter().collect();
+        state.table.hints(&self.nodes, pod, None, &asked)
+    }
+
+    async fn wait_for_room(&self, pod: &Pod) {
+        self.wait_for(pod, &containers(pod).collect::<Vec<_>>()).await;
+    }
+
+    async fn allocate(&self, pod: &Pod, container: &Container, hint: Hint) -> Result<(), Refusal> {
+        if hint == Hint::NONE {
+            self.wait_for(pod, &[container]).await;
+        }
+        let done = self.allocate_near(pod, container, hint.affinity).await;
+        done.map_err(Refusal::unexpected)
     }
 }
 

@@ -63,6 +63,4 @@ pub enum DevicePluginError {
         "requested number of devices unavailable for {resource}. Requested: {needed}, Available: {free}"
     )]
     Unavailable { resource: String, needed: usize, free: usize },
-    #[error("Allocate failed due to {0}, which is unexpected")]
-    Allocate(Box<Self>),
 }

@@ -15,8 +15,8 @@
 //! more; a call to one plugin blocks no other.
 //! A pod that was deleted from the API keeps its devices until its containers have ended. The next pod
 //! waits for that, up to a limit. Upstream frees the devices at once.
-//! Upstream: `pkg/kubelet/cm/devicemanager`. Deviation: there is no topology manager, so NUMA nodes are
-//! reported but do not influence the choice. Among equal devices, those with the lowest names are taken.
+//! With a topology policy, the NUMA nodes of devices are hints (`managers/`), and near devices are taken first.
+//! Upstream: `pkg/kubelet/cm/devicemanager`. Among equal devices, those with the lowest names are taken.
 
 mod allocate;
 mod counts;
@@ -38,7 +38,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep_until};
 
 use crate::config::Config;
-pub use allocate::{Extras, REFUSED};
+pub use allocate::Extras;
 use counts::Counts;
 pub use error::DevicePluginError;
 use messages::Device;
@@ -64,6 +64,8 @@ pub struct DevicePlugins {
     pub counts: Counts,
     /// No kubelet kept a record here before.
     pub is_new: bool,
+    /// The machine's NUMA nodes.
+    nodes: Vec<usize>,
     tasks: Tasks,
 }
 
@@ -96,8 +98,14 @@ impl DevicePlugins {
             freed: watch::channel(()).0,
             counts: Counts::default(),
             is_new,
+            nodes: vec![],
             tasks: tasks.clone(),
         }
+    }
+
+    /// On a machine with these NUMA nodes.
+    pub fn with_nodes(self, nodes: impl Iterator<Item = usize>) -> Self {
+        Self { nodes: nodes.collect(), ..self }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

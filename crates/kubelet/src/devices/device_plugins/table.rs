@@ -22,6 +22,7 @@ use tokio::time::Instant;
 
 use super::DevicePluginError;
 use super::messages::{self, Allocated, HEALTHY};
+use crate::managers::hints::{Hint, Hints, Mask};
 use crate::names;
 use crate::resources::is_sidecar;
 
@@ -35,6 +36,12 @@ pub struct Device {
     pub is_healthy: bool,
     /// The NUMA nodes that it is near.
     pub nodes: Vec<i64>,
+}
+
+impl Device {
+    fn mask(&self) -> Mask {
+        Mask::of(self.nodes.iter().filter_map(|node| usize::try_from(*node).ok()))
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,6 +73,41 @@ struct Resource {
 impl Resource {
     fn counts(&self) -> bool {
         !matches!(self.standing, PluginState::Gone | PluginState::Reported)
+    }
+
+    fn has_topology(&self) -> bool {
+        self.devices.values().any(|device| !device.nodes.is_empty())
+    }
+
+    /// Upstream: generateDeviceTopologyHints.
+    fn hints(
+        &self,
+        nodes: &[usize],
+        free: &BTreeSet<String>,
+        reusable: &BTreeSet<String>,
+        required: usize,
+    ) -> Vec<Hint> {
+        let is_placed =
+            |id: &&String| self.devices.get(*id).is_some_and(|one| !one.nodes.is_empty());
+        let placed = reusable.iter().filter(is_placed).count();
+        let is_near = |id: &&String, mask: Mask| {
+            self.devices.get(*id).is_some_and(|one| one.mask().and(mask).count() > 0)
+        };
+        let mut fewest = nodes.len();
+        let mut masks = vec![];
+        for mask in Mask::subsets(nodes) {
+            let count = |ids: &BTreeSet<String>| ids.iter().filter(|id| is_near(id, mask)).count();
+            let total = self.devices.keys().filter(|id| is_near(id, mask)).count();
+            if total >= required {
+                fewest = fewest.min(mask.count());
+            }
+            let reused = count(reusable);
+            if reused == placed && count(free) + reused >= required {
+                masks.push(mask);
+            }
+        }
+        let hint = |mask: Mask| Hint { affinity: Some(mask), is_preferred: mask.count() == fewest };
+        masks.into_iter().map(hint).collect()
     }
 
     fn healthy(&self) -> BTreeSet<String> {
@@ -363,6 +405,64 @@ impl Table {
         Ok(taken.into_iter().collect())
     }
 
+    /// The free devices near these NUMA nodes, in the order in which they should be taken.
+    /// Upstream: filterByAffinity.
+    pub fn near(
+        &self,
+        resource: &str,
+        free: &BTreeSet<String>,
+        affinity: Option<Mask>,
+    ) -> Vec<String> {
+        let (Some(mask), Some(known)) = (affinity, self.resources.get(resource)) else {
+            return vec![];
+        };
+        let mut out: Vec<(usize, String)> = vec![];
+        for id in free {
+            let nodes = known.devices.get(id).map(|one| one.mask()).unwrap_or_default();
+            if nodes.and(mask).count() > 0 {
+                // Devices near few other nodes first.
+                out.push((nodes.count(), id.clone()));
+            }
+        }
+        out.sort();
+        out.into_iter().map(|(_, id)| id).collect()
+    }
+
+    /// Where the requested devices can come from. `container`: `None` for all of the pod's together.
+    /// Upstream: `devicemanager/topology_hints.go`.
+    pub fn hints(
+        &self,
+        nodes: &[usize],
+        pod: &Pod,
+        container: Option<&str>,
+        asked: &[(String, usize)],
+    ) -> Hints {
+        let mut out = Hints::new();
+        for (resource, required) in asked.iter().filter(|(_, required)| *required > 0) {
+            let Some(known) = self.resources.get(resource).filter(|one| one.has_topology()) else {
+                out.insert(resource.clone(), None);
+                continue;
+            };
+            let had = container.and_then(|name| self.ids(names::uid(pod), name, resource));
+            let list = match had {
+                Some(had) if had.len() != *required => vec![],
+                Some(had) => known.hints(nodes, &had, &BTreeSet::new(), *required),
+                None => {
+                    let reusable = container
+                        .map(|name| self.reusable(pod, name, resource))
+                        .unwrap_or_default();
+                    let free = &known.healthy() - &self.used(resource, &BTreeSet::new());
+                    match free.len() + reusable.len() < *required {
+                        true => vec![],
+                        false => known.hints(nodes, &free, &reusable, *required),
+                    }
+                }
+            };
+            out.insert(resource.clone(), Some(list));
+        }
+        out
+    }
+
     /// Stores the plugin's answer; without one, the container loses the devices.
     pub fn answered(
         &mut self,
@@ -417,6 +517,36 @@ mod tests {
     use super::*;
 
     const RES: &str = "example.com/dongle";
+
+    /// Devices a and b are near node 0, c is near node 1.
+    #[test]
+    fn hints_name_the_nodes_of_free_devices() {
+        let mut table = Table::default();
+        let one = |id: &str, node: i64| device(id, HEALTHY, &[node]);
+        table.listed(RES, vec![one("a", 0), one("b", 0), one("c", 1)]);
+        let owner: Pod = from_value(json!({"metadata": {"uid": "1"}, "spec": {"containers": []}}))
+            .expect("a pod");
+        let check = |table: &Table, container: &str, required: usize, expected: &[(u64, bool)]| {
+            let asked = [(RES.to_owned(), required)];
+            let mut all = table.hints(&[0, 1], &owner, Some(container), &asked);
+            let list = all.remove(RES).flatten().expect("hints");
+            let got: Vec<(u64, bool)> = list
+                .iter()
+                .map(|hint| (hint.affinity.expect("a mask").0, hint.is_preferred))
+                .collect();
+            assert_eq!(got, expected, "{required}");
+        };
+        check(&table, "x", 1, &[(1, true), (2, true), (3, false)]);
+        check(&table, "x", 2, &[(1, true), (3, false)]);
+        check(&table, "x", 3, &[(3, true)]);
+        check(&table, "x", 4, &[]);
+        let free = ["a", "b", "c"].map(str::to_owned).into();
+        assert_eq!(table.near(RES, &free, Some(Mask(2))), ["c"]);
+        assert_eq!(table.near(RES, &free, None), [""; 0]);
+        table.take(&owner, "x", RES, 1, &["c".to_owned()]).expect("room");
+        check(&table, "x", 1, &[(2, true), (3, false)]);
+        check(&table, "y", 1, &[(1, true), (3, false)]);
+    }
 
     fn device(id: &str, health: &str, nodes: &[i64]) -> messages::Device {
         let nodes = nodes.iter().map(|id| messages::NumaNode { id: *id }).collect();

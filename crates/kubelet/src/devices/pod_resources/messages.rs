@@ -18,9 +18,10 @@ base::messages! {
         PodResources pod = 1;
     }
 
-    /// Without CPUs and memory: the kubelet pins none to containers.
     message Allocatable {
         repeated ContainerDevices devices = 1;
+        repeated int64 cpu_ids = 2;
+        repeated ContainerMemory memory = 3;
     }
 
     message PodResources {
@@ -32,7 +33,15 @@ base::messages! {
     message ContainerResources {
         string name = 1;
         repeated ContainerDevices devices = 2;
+        repeated int64 cpu_ids = 3;
+        repeated ContainerMemory memory = 4;
         repeated DynamicResource dynamic_resources = 5;
+    }
+
+    message ContainerMemory {
+        string memory_type = 1;
+        uint64 size = 2;
+        Topology topology = 3;
     }
 
     message ContainerDevices {

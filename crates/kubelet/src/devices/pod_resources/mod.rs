@@ -2,7 +2,7 @@
 //!
 //! In: `<root>/pod-resources/kubelet.sock`, services `v1.PodResourcesLister` (List, Get,
 //! GetAllocatableResources) and `v1alpha1.PodResourcesLister` (List). Out: devices of plugins and of
-//! claims, by pod and container. The kubelet pins no CPUs and memory, so none are reported.
+//! claims, exclusive CPUs and pinned memory, by pod and container.
 //! Upstream: `pkg/kubelet/apis/podresources`. Deviation: a claim's device has its own CDI devices only.
 
 mod messages;
@@ -20,16 +20,19 @@ use tonic::Status;
 use tonic::body::Body;
 use transport::{Incoming, Listener};
 
+use crate::bucket::Bucket;
 use crate::devices::device_plugins::DeviceInfo;
 use crate::devices::device_plugins::DevicePlugins;
 use crate::devices::dra::Devices;
+use crate::managers::cpuset::CpuSet;
+use crate::managers::{Block, Managers};
 use crate::names;
 use crate::plugins::serve as grpc;
 use crate::pod::set::PodSet;
 use crate::resources::is_sidecar;
 use messages::{
-    Allocatable, CdiDevice, ClaimResource, ContainerDevices, ContainerResources, DynamicResource,
-    Everything, GetRequest, Got, Listed, NumaNode, PodResources, Topology,
+    Allocatable, CdiDevice, ClaimResource, ContainerDevices, ContainerMemory, ContainerResources,
+    DynamicResource, Everything, GetRequest, Got, Listed, NumaNode, PodResources, Topology,
 };
 
 /// Upstream: `DefaultQPS`, `DefaultBurstTokens`.
@@ -79,24 +82,9 @@ impl Counts {
     }
 }
 
-/// The remaining burst, and the time at which it was computed.
-pub struct Limit(Mutex<(f64, Instant)>);
-
-impl Default for Limit {
-    fn default() -> Self {
-        Self(Mutex::new((BURST, Instant::now())))
-    }
-}
-
-impl Limit {
-    fn allows(&self, now: Instant) -> bool {
-        let mut state = self.0.lock().expect("no panic while held");
-        let earned = now.duration_since(state.1).as_secs_f64() * PER_SECOND;
-        *state = ((state.0 + earned).min(BURST), now);
-        let allowed = state.0 >= 1.0;
-        state.0 -= f64::from(u8::from(allowed));
-        allowed
-    }
+/// The limit of requests.
+pub fn limit() -> Bucket {
+    Bucket::new(PER_SECOND, BURST, Instant::now())
 }
 
 /// What the answers are made of.
@@ -104,8 +92,9 @@ pub struct Source {
     pub pods: Arc<PodSet>,
     pub devices: Arc<Devices>,
     pub device_plugins: Arc<DevicePlugins>,
+    pub managers: Arc<Managers>,
     pub counts: Arc<Counts>,
-    pub limit: Limit,
+    pub limit: Bucket,
 }
 
 /// Serves until `stop`.
@@ -187,7 +176,7 @@ impl Source {
             let mut devices = self.devices(pod, container);
             devices.iter_mut().for_each(|one| one.topology = None);
             let name = container.name.clone();
-            ContainerResources { name, devices, dynamic_resources: vec![] }
+            ContainerResources { name, devices, ..ContainerResources::default() }
         };
         let pod = |pod: &Arc<Pod>| PodResources {
             name: names::name(pod).into(),
@@ -213,7 +202,12 @@ impl Source {
 
     fn allocatable(&self) -> Allocatable {
         self.count("v1", &[TOTAL, GET_ALLOCATABLE]);
-        Allocatable { devices: shown(self.device_plugins.healthy()) }
+        let (cpus, memory) = self.managers.allocatable();
+        Allocatable {
+            devices: shown(self.device_plugins.healthy()),
+            cpu_ids: numbers(&cpus),
+            memory: memory.into_iter().map(shown_memory).collect(),
+        }
     }
 
     /// The containers include sidecars.
@@ -226,6 +220,11 @@ impl Source {
         let one = |container: &Container| ContainerResources {
             name: container.name.clone(),
             devices: self.devices(pod, container),
+            cpu_ids: numbers(&self.managers.exclusive(names::uid(pod), &container.name)),
+            memory: {
+                let blocks = self.managers.memory_blocks(names::uid(pod), &container.name);
+                blocks.into_iter().map(shown_memory).collect()
+            },
             dynamic_resources: self.claims(pod, container),
         };
         PodResources {
@@ -262,6 +261,20 @@ impl Source {
     }
 }
 
+fn numbers(cpus: &CpuSet) -> Vec<i64> {
+    cpus.iter().filter_map(|cpu| i64::try_from(cpu).ok()).collect()
+}
+
+fn shown_memory(block: Block) -> ContainerMemory {
+    let nodes = block.numa_affinity.iter().filter_map(|node| i64::try_from(*node).ok());
+    let nodes = nodes.map(|id| NumaNode { id }).collect();
+    ContainerMemory {
+        memory_type: block.resource,
+        size: block.size,
+        topology: Some(Topology { nodes }),
+    }
+}
+
 /// One entry for each NUMA node that a device is near.
 fn shown(devices: Vec<DeviceInfo>) -> Vec<ContainerDevices> {
     let mut all = vec![];
@@ -282,19 +295,7 @@ fn shown(devices: Vec<DeviceInfo>) -> Vec<ContainerDevices> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
-
-    #[test]
-    fn too_many_requests_are_rejected() {
-        let start = Instant::now();
-        let limit = Limit(Mutex::new((BURST, start)));
-        let asked = |after: Duration| (0..20).filter(|_| limit.allows(start + after)).count();
-        assert_eq!(asked(Duration::ZERO), 10);
-        assert_eq!(asked(Duration::from_millis(50)), 5);
-        assert_eq!(asked(Duration::from_secs(60)), 10);
-    }
 
     #[test]
     fn a_device_is_listed_at_each_of_its_numa_nodes() {

@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::Service;
 
 use crate::devices::device_plugins::DevicePlugins;
 use crate::devices::dra::Devices;
+use crate::managers::Managers;
 use crate::node::cgroups::Cgroups;
 use crate::node::figures::Figures;
 use crate::node::this::ThisNode;
@@ -28,6 +29,7 @@ pub struct Context {
     pub volumes: Arc<Host>,
     pub devices: Arc<Devices>,
     pub device_plugins: Arc<DevicePlugins>,
+    pub managers: Arc<Managers>,
     pub figures: Arc<Figures>,
     pub probes: Arc<Counts>,
     pub starts: Starts,

@@ -40,7 +40,6 @@ use release::features::{self, Feature};
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
-use crate::devices::device_plugins::REFUSED;
 use crate::names;
 use crate::pod::allocation::{self, Actuated};
 use crate::pod::backoff::Delays;
@@ -214,6 +213,7 @@ impl Worker {
         let pod = first.pod;
         let uid = names::uid(&pod).to_string();
         let own = Tasks::new(format!("pod {}", names::full(&pod)));
+        let crash_ceiling = context.node.config.crash_ceiling;
         let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
         let seen = matches!(phase, None | Some("Pending")).then(Instant::now);
         let worker = Self {
@@ -236,7 +236,7 @@ impl Worker {
             life: Life::Running,
             holds: Holds::default(),
             objects_changed: Arc::default(),
-            crashes: Delays::of_crashes(),
+            crashes: Delays::of_crashes(crash_ceiling),
             retry: Backoff::new(Duration::from_secs(1), Duration::from_secs(10)).with_jitter(0.1),
             hooked: HashSet::new(),
             refresh: None,
@@ -256,7 +256,7 @@ impl Worker {
 
     async fn run(mut self) -> Self {
         self.resizing.actuated = Actuated::read(&self.dir);
-        self.admit_devices().await;
+        self.admit_resources().await;
         let mut is_first = true;
         loop {
             let begun = Instant::now();
@@ -283,12 +283,13 @@ impl Worker {
         }
     }
 
-    /// Allocates the devices of plugins before any other step; the pod fails without them. Running
-    /// containers keep their devices, even if the plugins are not back.
-    async fn admit_devices(&mut self) {
+    /// Allocates devices of plugins, CPUs and memory before any other step; the pod fails without them.
+    /// Running containers keep what they have, even if the plugins are not back.
+    async fn admit_resources(&mut self) {
         let (input, context) = (self.input.borrow().clone(), self.context.clone());
-        let plugins = &context.device_plugins;
-        if self.must_stop(&input) || input.evict.is_some() || !plugins.concerns(&self.pod) {
+        let (plugins, managers) = (&context.device_plugins, &context.managers);
+        let concerns = plugins.concerns(&self.pod) || managers.is_on();
+        if self.must_stop(&input) || input.evict.is_some() || !concerns {
             return;
         }
         let runs = match observe(&*context.runtime, &self.uid).await {
@@ -300,12 +301,13 @@ impl Worker {
             return;
         }
         let done = tokio::select! {
-            done = plugins.admit(&self.pod) => done,
+            done = managers.admit(&self.pod, &**plugins) => done,
             () = told_to_stop(&self.input) => Ok(()),
         };
         if let Err(why) = done {
-            context.events.warn(&self.pod, REFUSED, why.to_string());
-            self.life.fail(Reason::new(REFUSED, format!("Pod was rejected: {why}")));
+            let Reason { reason, message } = why.into_reason();
+            context.events.warn(&self.pod, &reason, message.clone());
+            self.life.fail(Reason::new(reason, format!("Pod was rejected: {message}")));
         }
     }
 
@@ -484,6 +486,7 @@ impl Worker {
             hold_phase(&self.published, &mut status);
         } else if ends && !runs {
             self.context.device_plugins.forget(&self.uid);
+            self.context.managers.forget(&self.uid);
         }
         self.count(&status);
         let is_news = status != self.published || self.pod.status.as_ref() != Some(&status);
@@ -585,6 +588,7 @@ impl Worker {
                 return next;
             }
             self.context.device_plugins.forget(&self.uid);
+            self.context.managers.forget(&self.uid);
             let observed = match self.look().await {
                 Ok(observed) => observed,
                 Err(next) => return next,

@@ -84,7 +84,7 @@ impl Worker {
 
     async fn try_resize(&mut self, wanted: &Resize) -> Result<(), ResizeError> {
         self.check_memory(wanted).await?;
-        let limits = pod_resources(&self.pod);
+        let limits = pod_resources(&self.pod, self.pod_cfs());
         let pod = self.pod.clone();
         for resource in [Resource::Memory, Resource::Cpu] {
             let cgroups = &self.context.cgroups;
@@ -111,9 +111,9 @@ impl Worker {
         };
         let before = self.resizing.actuated.get(&update.name).unwrap_or(update.from);
         let next = before.with(what, &update.to);
-        let memory = self.context.node.machine.memory;
-        let resources = resources_for(&self.pod, &container, next, memory);
-        let resources = self.context.cgroups.for_container(resources);
+        let resources =
+            resources_for(&self.pod, &container, next, self.node_settings(&update.name));
+        let resources = self.context.cgroups.for_container(resources, &self.pod, &container);
         let runtime = self.context.runtime.clone();
         let done = runtime.update_container_resources(&update.id, resources).await;
         let container = update.name.clone();

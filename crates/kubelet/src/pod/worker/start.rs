@@ -9,17 +9,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use client::{ErrorExt, EventType};
-use cri::{PodSandboxConfig, UserNamespace};
+use cri::{ContainerConfig, PodSandboxConfig, UserNamespace};
 use futures::future::{join, join_all};
 use k8s_openapi::api::core::v1::{Container, ObjectReference, Pod, PodSpec, Secret, Volume};
+use release::features::{self, Feature};
 
 use super::error::{ConfigError, SandboxError};
 use super::{Retry, Worker};
 use crate::devices::device_plugins::Extras;
+use crate::managers::cpuset::CpuSet;
 use crate::names;
 use crate::node::families;
 use crate::pod::amounts::amounts;
-use crate::pod::container::{Prepared, container_config};
+use crate::pod::container::{NodeSettings, Prepared, container_config};
 use crate::pod::downward::Addresses;
 use crate::pod::env::{self, EnvError, FileValues, Sources, Surroundings};
 use crate::pod::env_file;
@@ -35,7 +37,7 @@ use crate::pod::plan::Plan;
 use crate::pod::sandbox::sandbox_config;
 use crate::pod::users;
 use crate::reason::Reason;
-use crate::resources::is_sidecar;
+use crate::resources::{Cfs, is_sidecar};
 use crate::volumes::plugin::References;
 use crate::volumes::{self, Done, Mounted, Occasion, VolumeError, Wanted, claims};
 
@@ -251,7 +253,7 @@ impl Worker {
             let text = "Pod sandbox changed, it will be killed and re-created.";
             context.events.tell(&self.pod, EventType::Normal, "SandboxChanged", text);
         }
-        context.cgroups.create_pod(&self.pod);
+        context.cgroups.create_pod(&self.pod, self.pod_cfs());
         let refused = |error: SandboxError| {
             let text = format!("Failed to create pod sandbox: {error}");
             context.events.warn(&self.pod, "FailedCreatePodSandBox", text);
@@ -281,6 +283,41 @@ impl Worker {
             tracing::warn!(pod = names::full(&self.pod), %error, "failed to write the pod's hosts file");
         })?;
         Ok(Place { id, config, addresses, volumes, users })
+    }
+
+    /// The node's settings for a container.
+    pub(super) fn node_settings(&self, container: &str) -> NodeSettings {
+        let node = &self.context.node;
+        let has_own = !self.context.managers.exclusive(&self.uid, container).is_empty();
+        NodeSettings {
+            memory: node.machine.memory,
+            cfs: self.cfs(has_own),
+            seccomp_default: node.config.limits.seccomp_default,
+        }
+    }
+
+    /// The quotas of the pod as a whole.
+    pub(super) fn pod_cfs(&self) -> Cfs {
+        self.cfs(self.context.managers.has_exclusive(&self.uid))
+    }
+
+    fn cfs(&self, has_own: bool) -> Cfs {
+        let is_exclusive = has_own && features::enabled(Feature::DisableCPUQuotaWithExclusiveCPUs);
+        Cfs { is_exclusive, ..self.context.node.config.limits.cfs }
+    }
+
+    /// Adds the CPUs and memory nodes that the container may use.
+    fn pinned(&self, container: &Container, mut config: ContainerConfig) -> ContainerConfig {
+        let managers = &self.context.managers;
+        managers.started(&self.pod, container);
+        let limits = config.linux.as_mut().and_then(|linux| linux.resources.as_mut());
+        if let Some(limits) = limits {
+            let cpus = managers.cpus(&self.uid, &container.name);
+            limits.cpuset_cpus = cpus.map(|cpus| cpus.to_string()).unwrap_or_default();
+            let nodes: CpuSet = managers.memory_nodes(&self.uid, &container.name).nodes().collect();
+            limits.cpuset_mems = nodes.to_string();
+        }
+        config
     }
 
     async fn prepare_devices(&self) -> Result<(), Retry> {
@@ -474,12 +511,13 @@ impl Worker {
             dir: &self.dir,
             attempt,
             image: &image,
-            memory: context.node.machine.memory,
+            node: self.node_settings(&container.name),
             target,
             users: &place.users,
         };
         let config = container_config(&pod, role, container, &prepared)
-            .map(|config| context.cgroups.with_limits(config))
+            .map(|config| context.cgroups.with_limits(config, &pod, container))
+            .map(|config| self.pinned(container, config))
             .map_err(|error| config_error(error.to_string()))?;
         let create_error =
             |error: std::io::Error| failed("CreateContainerError", error.to_string());

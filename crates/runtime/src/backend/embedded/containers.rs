@@ -620,7 +620,10 @@ impl Embedded {
         }
         let config = {
             let mut config = entry.config.lock().expect("no panic while the config is held");
-            config.linux.get_or_insert_default().resources = Some(resources);
+            merge(
+                config.linux.get_or_insert_default().resources.get_or_insert_default(),
+                resources,
+            );
             config.clone()
         };
         let path = self.0.layout.container(&entry.id).join("config.pb");
@@ -645,6 +648,32 @@ impl From<crate::shim::ClientError> for Error {
             other => Self::Internal(other.to_string()),
         }
     }
+}
+
+/// Takes over what the update sets: zero and empty values mean "unchanged".
+fn merge(known: &mut LinuxContainerResources, update: LinuxContainerResources) {
+    let number = |known: &mut i64, new: i64| {
+        if new != 0 {
+            *known = new;
+        }
+    };
+    number(&mut known.cpu_period, update.cpu_period);
+    number(&mut known.cpu_quota, update.cpu_quota);
+    number(&mut known.cpu_shares, update.cpu_shares);
+    number(&mut known.memory_limit_in_bytes, update.memory_limit_in_bytes);
+    number(&mut known.oom_score_adj, update.oom_score_adj);
+    number(&mut known.memory_swap_limit_in_bytes, update.memory_swap_limit_in_bytes);
+    let text = |known: &mut String, new: String| {
+        if !new.is_empty() {
+            *known = new;
+        }
+    };
+    text(&mut known.cpuset_cpus, update.cpuset_cpus);
+    text(&mut known.cpuset_mems, update.cpuset_mems);
+    if !update.hugepage_limits.is_empty() {
+        known.hugepage_limits = update.hugepage_limits;
+    }
+    known.unified.extend(update.unified);
 }
 
 fn owners(users: &Users) -> overlay::Owners {
@@ -726,5 +755,23 @@ mod tests {
         check(Signal::RuntimeDefault, "nonsense", 15, Signal::Sigterm);
         check(Signal::Sigusr1, "SIGQUIT", 10, Signal::Sigusr1);
         check(Signal::Sigcld, "", 17, Signal::Sigcld);
+    }
+
+    #[test]
+    fn an_update_changes_only_what_it_sets() {
+        let mut known = LinuxContainerResources {
+            cpu_quota: 50_000,
+            memory_limit_in_bytes: 1 << 20,
+            cpuset_cpus: "0-3".into(),
+            ..LinuxContainerResources::default()
+        };
+        let update = LinuxContainerResources {
+            cpuset_cpus: "1".into(),
+            cpu_shares: 2,
+            ..LinuxContainerResources::default()
+        };
+        merge(&mut known, update);
+        assert_eq!((known.cpu_quota, known.memory_limit_in_bytes), (50_000, 1 << 20));
+        assert_eq!((known.cpuset_cpus.as_str(), known.cpu_shares), ("1", 2));
     }
 }
