@@ -3,7 +3,7 @@
 //! In: the node, a client, the runtime. Out: the tasks that follow the API, the runtime, drivers and
 //! manifests.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -182,10 +182,13 @@ impl Kubelet {
         tasks.spawn("mirrors", mirrors);
         tasks.spawn("runtime-events", follow_runtime(own.runtime.clone(), set.clone()));
         let signals = set.signals.clone();
+        let own_pods = own.node.config.own_pods.clone();
         if let Some(path) = own.node.config.pod_manifest_path.clone() {
             let (statics, name) = (signals.clone(), own.node.config.node_name.clone());
-            let watch = static_pods::watch(path, name, move |pods| statics.statics(pods));
-            tasks.spawn("manifests", watch);
+            let told = move |pods| statics.statics(static_pods::with_own(pods, &own_pods));
+            tasks.spawn("manifests", static_pods::watch(path, name, told));
+        } else if !own_pods.is_empty() {
+            signals.statics(static_pods::with_own(BTreeMap::new(), &own_pods));
         }
         tasks.spawn("api-pods", async move {
             // Admission checks the node's labels: they must be known first.

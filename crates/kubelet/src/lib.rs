@@ -45,6 +45,7 @@ use kubelet::{Kubelet, set_up_network};
 pub use node::families::{Certificate, certificate_expires, certificate_not_renewed};
 use node::this::ThisNode;
 use node::{figures, machine, measured};
+pub use pod::static_pods::own_pod;
 pub use pod::sysctls::{SysctlError, Sysctls};
 
 const SHUTDOWN: Duration = Duration::from_secs(3);
