@@ -177,6 +177,14 @@ impl Settings<'_> {
 }
 
 impl AuditFlags {
+    /// The flags that a person looks for, as they were given.
+    pub fn shown(&self) -> Vec<String> {
+        let policy = self.audit_policy_file.as_ref().map(|path| path.display().to_string());
+        let given =
+            [("audit-policy-file", policy), ("audit-log-path", self.audit_log_path.clone())];
+        given.into_iter().filter_map(|(flag, value)| Some(format!("--{flag}={}", value?))).collect()
+    }
+
     /// `None` without a policy. The backends' tasks belong to `last`, which ends after `tasks`: the last
     /// request is recorded by then.
     pub fn open(&self, tasks: &Tasks, last: &Tasks) -> anyhow::Result<Option<Arc<Audit>>> {
@@ -187,7 +195,10 @@ impl AuditFlags {
         if self.audit_webhook_config_file.is_some() {
             webhook.check()?;
         }
-        let Some(path) = &self.audit_policy_file else { return Ok(None) };
+        let Some(path) = &self.audit_policy_file else {
+            tracing::info!("audit is off: there is no --audit-policy-file");
+            return Ok(None);
+        };
         let text = std::fs::read_to_string(path).with_context(|| {
             format!("failed to read file path {:?}", path.display().to_string())
         })?;
@@ -203,8 +214,15 @@ impl AuditFlags {
             backends.push(webhook.backend(self.webhook(path)?, false, last));
         }
         if backends.is_empty() {
+            tracing::warn!("audit is off: there is no --audit-log-path and no webhook");
             return Ok(None);
         }
+        tracing::info!(
+            policy = %path.display(),
+            log = self.audit_log_path.as_deref().unwrap_or_default(),
+            webhook = self.audit_webhook_config_file.is_some(),
+            "audit is on"
+        );
         Ok(Some(Audit::new(policy, backends, tasks.clone())))
     }
 

@@ -407,7 +407,11 @@ fn cluster_facts(
     address: IpAddr,
     port: u16,
 ) -> anyhow::Result<control::bootstrap::Cluster> {
-    let token = crate::token::of_server(flags.secret()?.as_deref(), data_dir, pki)?.bootstrap();
+    // With an authority of kubeadm or of an administrator, they publish how nodes join.
+    let token = match credentials.is_of_cluster {
+        true => Some(crate::token::of_server(flags.secret()?.as_deref(), data_dir, pki)?),
+        false => None,
+    };
     Ok(control::bootstrap::Cluster {
         service_cidrs: flags.service_cidr.clone(),
         node_settings: crate::agent::Settings::of_server(flags),
@@ -422,7 +426,7 @@ fn cluster_facts(
         cluster_dns: flags.cluster_dns.clone(),
         ca_pem: credentials.client_ca_pem.clone(),
         front_proxy_ca_pem: pki.front_proxy_ca.cert_pem().to_owned(),
-        bootstrap_token: Some((token.id, token.secret)),
+        bootstrap_token: token.map(|token| token.bootstrap()).map(|token| (token.id, token.secret)),
         server_url: url(address, port),
         has_local_path: !flags.disable_agent
             && !flags.disable.iter().any(|name| name == crate::addons::LOCAL_PATH),

@@ -29,10 +29,12 @@ mod flags;
 mod fuzz;
 mod help;
 mod install;
+mod kept_log;
 mod kubeconfig;
 mod kubelet_command;
 mod node;
 mod notify;
+mod own_pods;
 mod preflight;
 mod presence;
 mod process;
@@ -184,7 +186,10 @@ fn start() -> anyhow::Result<ExitCode> {
     };
     let format = line.log_format.unwrap_or(arguments.common.log_format);
     let filter = line.log_filter().unwrap_or_else(|| arguments.command.log_filter());
-    base::telemetry::init(format, filter);
+    match &arguments.command {
+        Command::Server(flags) if !flags.disable_agent => kept_log::init(format, filter),
+        _ => base::telemetry::init(format, filter),
+    }
     line.tell();
     match &mut arguments.command {
         Command::Server(flags) => component_args::settle_server(flags)?,

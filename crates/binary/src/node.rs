@@ -17,6 +17,7 @@ use tokio::sync::{Notify, watch};
 use transport::tls::ServerTls;
 
 use crate::flags::{self, Backend};
+use crate::own_pods::OwnPods;
 use crate::supervise;
 
 const ETHERNET_MTU: u32 = 1500;
@@ -50,6 +51,8 @@ pub struct Node {
     pub cluster_domain: String,
     /// Use free ports instead of the well-known ones.
     pub free_ports: bool,
+    /// The components of this process, shown as pods.
+    pub own: OwnPods,
 }
 
 /// The component that enforces network policies on the node.
@@ -111,6 +114,7 @@ pub async fn start(node: Node, flags: &flags::Node, tasks: &Tasks) -> anyhow::Re
     let links = net::Links::open().context("cannot talk to the kernel's network")?;
     links.set_loopback_up().await?;
     let (runtime, connects) = open_runtime(&node, flags, &links, tasks).await?;
+    let runtime = with_parts(runtime, &node.own, tasks);
     start_images(&node, flags, tasks)?;
     start_cri(&node, flags, &runtime, tasks);
     let driver = cgroup_driver(&*runtime, &flags.runtime.cgroup_driver).await?;
@@ -242,6 +246,21 @@ pub async fn open_embedded(
     opened.context("cannot open the container runtime")
 }
 
+/// The runtime that also has the containers of this process' components.
+fn with_parts(
+    runtime: Arc<dyn cri::Runtime>,
+    own: &OwnPods,
+    tasks: &Tasks,
+) -> Arc<dyn cri::Runtime> {
+    match own.parts.as_slice() {
+        [] => runtime,
+        parts => {
+            let lines = crate::kept_log::lines();
+            Arc::new(runtime::WithParts::new(runtime, parts.to_vec(), lines, tasks))
+        }
+    }
+}
+
 /// Imports the archives of `<data-dir>/images`. CRI has no import: another runtime has a tool of its own.
 fn start_images(node: &Node, flags: &flags::Node, tasks: &Tasks) -> anyhow::Result<()> {
     let directory = node.data_dir.join("images");
@@ -364,6 +383,7 @@ fn start_kubelet(
     config.cluster_dns = node.cluster_dns.clone();
     config.cluster_domain = node.cluster_domain.clone();
     config.pod_manifest_path = flags.pod_manifest_path.clone();
+    config.own_pods = node.own.pods.clone();
     config.server_tls = node.serving.clone();
     config.bind_address = node.bind.unwrap_or(config.bind_address);
     let percent = |given: Option<u8>, default| given.map_or(default, u64::from);

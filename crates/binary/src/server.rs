@@ -106,7 +106,8 @@ async fn serve(
     let kubeconfig = write_kubeconfig(flags, data_dir, &pki, &control)?;
     say(&format!("API server ready at {} after {} ms", control.url(), begun.elapsed().as_millis()));
     say(&format!("kubeconfig: {}", kubeconfig.display()));
-    let start = async || start_components(flags, data_dir, &control, &pki).await;
+    let has_member = member.is_some();
+    let start = async || start_components(flags, data_dir, &control, &pki, has_member).await;
     let mut components = start().await?;
     say(&format!("next: export KUBECONFIG={}; kubectl get nodes", kubeconfig.display()));
     let (url, token) = (control.url(), data_dir.join("token"));
@@ -147,6 +148,7 @@ async fn start_components(
     data_dir: &Path,
     control: &ControlPlane,
     pki: &Pki,
+    has_member: bool,
 ) -> anyhow::Result<Tasks> {
     let components = Tasks::new("components");
     let started = async {
@@ -156,7 +158,7 @@ async fn start_components(
         crate::addons::start(flags, data_dir, control, &components)?;
         match flags.disable_agent {
             true => Ok(()),
-            false => start_node(flags, data_dir, pki, control, &components).await,
+            false => start_node(flags, data_dir, pki, control, has_member, &components).await,
         }
     };
     match started.await {
@@ -355,11 +357,13 @@ async fn start_node(
     data_dir: &Path,
     pki: &Pki,
     control: &ControlPlane,
+    has_member: bool,
     tasks: &Tasks,
 ) -> anyhow::Result<()> {
     let name = node::name(&flags.node)?;
     let marking = control.client_of("system:apiserver", &["system:masters"]);
     crate::control_plane_node::start(marking, &name, flags.taint_control_plane, tasks);
+    let own = crate::own_pods::of_server(flags, control, has_member, &name)?;
     let addresses = match flags.node.node_ip.as_slice() {
         [] => vec![control.address],
         given => given.to_vec(),
@@ -399,6 +403,7 @@ async fn start_node(
         cluster_dns: flags.cluster_dns.clone(),
         cluster_domain: flags.cluster_domain.clone(),
         free_ports: flags.https_listen_port == 0,
+        own,
     };
     say(&format!("node: {}", described.name));
     node::start(described, &flags.node, tasks).await

@@ -38,7 +38,8 @@ pub struct Cluster {
     /// PEM of the authority that clients trust, and of the one for front proxies.
     pub ca_pem: String,
     pub front_proxy_ca_pem: String,
-    /// Id and secret of the token that nodes join with.
+    /// Id and secret of the token that nodes join with. `None`: another program keeps the cluster's authority,
+    /// and publishes how nodes join.
     pub bootstrap_token: Option<(String, String)>,
     /// `https://host:port`, as nodes reach the server.
     pub server_url: String,
@@ -71,16 +72,14 @@ pub(crate) async fn ensure(
     for map in [authentication_config(cluster), cluster_config(cluster)] {
         go_on(put(registry, map, |new, old| old.data = new.data.clone()).await)?;
     }
+    let Some(secret) = bootstrap_secret(cluster) else { return Ok(()) };
     // The signatures of the bootstrap signer stay: without a change nothing is written.
     let mended = put(registry, cluster_info(cluster), |new, old| {
         let data = old.data.get_or_insert_default();
         data.extend(new.data.iter().flatten().map(|(key, value)| (key.clone(), value.clone())));
     });
     go_on(mended.await)?;
-    if let Some(secret) = bootstrap_secret(cluster) {
-        go_on(put(registry, secret, |new, old| old.data = new.data.clone()).await)?;
-    }
-    Ok(())
+    go_on(put(registry, secret, |new, old| old.data = new.data.clone()).await)
 }
 
 /// One object that cannot be written does not keep the others from it; a store that does not answer does.

@@ -98,6 +98,8 @@ pub struct Config {
     pub resolv_conf: PathBuf,
     /// A directory (or a file) of static pods.
     pub pod_manifest_path: Option<PathBuf>,
+    /// Static pods of the kubelet's own process, made by [`crate::own_pod`]. The runtime knows their uids.
+    pub own_pods: Vec<Pod>,
     /// The directory of pods' volumes and files.
     pub root_dir: PathBuf,
     /// The directory of pods' logs, one directory per pod.
@@ -192,6 +194,7 @@ impl Config {
             cluster_domain: "cluster.local".into(),
             resolv_conf: "/etc/resolv.conf".into(),
             pod_manifest_path: None,
+            own_pods: vec![],
             root_dir: data_dir.join("kubelet"),
             log_dir: data_dir.join("logs/pods"),
             log_links: LogLinks::new(data_dir.join("logs/containers")),

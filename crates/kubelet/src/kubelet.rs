@@ -197,12 +197,16 @@ impl Kubelet {
         tasks.spawn("mirrors", mirrors);
         tasks.spawn("runtime-events", follow_runtime(own.runtime.clone(), set.clone()));
         let signals = set.signals.clone();
+        let own_pods = own.node.config.own_pods.clone();
         if let Some(path) = own.node.config.pod_manifest_path.clone() {
             let (statics, name) = (signals.clone(), own.node.config.node_name.clone());
-            let watch = static_pods::watch(path, name, move |pods| {
-                statics.statics(Source::File, pods);
-            });
-            tasks.spawn("manifests", watch);
+            let told = move |pods| {
+                statics.statics(Source::File, static_pods::with_own(pods, &own_pods));
+            };
+            tasks.spawn("manifests", static_pods::watch(path, name, told));
+        } else if !own_pods.is_empty() {
+            let own = static_pods::with_own(BTreeMap::new(), &own_pods);
+            signals.statics(Source::File, own);
         }
         if let Some(server) = own.node.config.manifest_url.clone() {
             let (statics, name) = (signals.clone(), own.node.config.node_name.clone());

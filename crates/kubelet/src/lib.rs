@@ -58,6 +58,7 @@ pub use node::log_links::LogLinks;
 pub use node::reserve::{Amounts, Enforcement};
 use node::this::ThisNode;
 use node::{figures, machine, measured};
+pub use pod::static_pods::own_pod;
 pub use pod::sysctls::{SysctlError, Sysctls};
 
 const SHUTDOWN: Duration = Duration::from_secs(3);

@@ -157,6 +157,7 @@ async fn start(
         cluster_dns: settings.cluster_dns,
         cluster_domain: settings.cluster_domain,
         free_ports: false,
+        own: crate::own_pods::OwnPods::default(),
     };
     node::start(described, &flags.node, tasks).await
 }

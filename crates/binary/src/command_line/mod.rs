@@ -77,14 +77,7 @@ impl CommandLine {
             Wants::Version { raw } => println!("{}", version(raw)),
             Wants::Help => {
                 let name = self.words.last().map(String::as_str).unwrap_or_default();
-                let mut program = crate::Arguments::command();
-                let command = program.find_subcommand_mut(name).context("a component")?;
-                print!("{}", command.render_long_help());
-                let component = Component::named(name).context("a component")?;
-                println!("\nFlags of upstream without effect:");
-                for row in component.with(table::Effect::Ignored) {
-                    println!("      --{}  {}", row.name, row.reason);
-                }
+                print!("{}", help(name)?);
             }
         }
         Ok(Some(ExitCode::SUCCESS))
@@ -106,6 +99,19 @@ impl CommandLine {
             6.. => "trace",
         })
     }
+}
+
+/// What `--help` of a component prints.
+pub fn help(name: &str) -> anyhow::Result<String> {
+    let mut program = crate::Arguments::command();
+    let command = program.find_subcommand_mut(name).context("a component")?;
+    let mut out = command.render_long_help().to_string();
+    let component = Component::named(name).context("a component")?;
+    out.push_str("\nFlags of upstream without effect:\n");
+    for row in component.with(table::Effect::Ignored) {
+        out.push_str(&format!("      --{}  {}\n", row.name, row.reason));
+    }
+    Ok(out)
 }
 
 /// What `--version` prints.

@@ -7,6 +7,8 @@
 //!                                                        kubeconfig names that link
 //! ```
 //!
+//! With renewal, static pods run while the first certificate is asked for.
+//!
 //! In: both kubeconfigs and a directory. Out: a client that follows its certificate.
 //! Upstream: `pkg/kubelet/certificate/bootstrap`, `client-go/util/certificate`.
 
@@ -24,6 +26,8 @@ use crate::agent::certificates::{Order, obtain, time_left};
 
 /// The link to the certificate in use.
 const CURRENT: &str = "kubelet-client-current.pem";
+/// The longest pause between requests for the first certificate.
+const BOOTSTRAP_CEILING: Duration = Duration::from_secs(5);
 /// Clocks jump and machines sleep: a waiting renewal checks the time this often.
 const LOOK: Duration = Duration::from_secs(1800);
 
@@ -46,40 +50,78 @@ pub struct Identity {
 
 impl Identity {
     /// The kubelet's client; a task of `tasks` renews its certificate.
+    ///
+    /// With `--rotate-certificates` the kubelet does not wait for its first certificate: the API server that
+    /// signs it may be one of the kubelet's static pods. Until then the client shows no credentials.
+    /// Upstream: buildKubeletClientConfig.
     pub async fn client(&self, node: &str, tasks: &Tasks) -> anyhow::Result<Client> {
         if self.kubeconfig.as_os_str().is_empty() {
             bail!("--kubeconfig is required: a kubelet without an API server is not supported");
         }
         let given =
             self.bootstrap_kubeconfig.as_deref().filter(|path| !path.as_os_str().is_empty());
-        if let Some(bootstrap) = given
-            && !is_usable(&self.kubeconfig)
+        let asks = given.filter(|_| !is_usable(&self.kubeconfig)).map(bootstrap_options);
+        let asks = asks.transpose()?;
+        if let Some(asks) = &asks
+            && !self.rotate_certificates
         {
-            self.bootstrap(bootstrap, node).await?;
+            self.bootstrap(asks, node).await?;
         }
-        let options = crate::kubeconfig::options(&self.kubeconfig, None)?;
+        let asks = asks.filter(|_| self.rotate_certificates);
+        let options = match &asks {
+            Some(asks) => ClientOptions {
+                cert_pem: None,
+                key_pem: None,
+                token: None,
+                source: None,
+                ..asks.clone()
+            },
+            None => crate::kubeconfig::options(&self.kubeconfig, None)?,
+        };
         let http =
             HttpClient::new(&options).with_context(|| self.kubeconfig.display().to_string())?;
         let client = Client::over(http.clone(), "kubelet");
-        if self.rotate_certificates && options.cert_pem.is_some() {
+        if self.rotate_certificates && (asks.is_some() || options.cert_pem.is_some()) {
             let (this, own, node) = (self.clone(), client.clone(), node.to_owned());
             tasks.spawn("kubelet client certificate", async move {
-                this.renew(&http, options, &own, &node).await;
+                this.keep(asks, &http, options, &own, &node).await;
             });
         }
         Ok(client)
     }
 
-    async fn bootstrap(&self, bootstrap: &Path, node: &str) -> anyhow::Result<()> {
-        let options = crate::kubeconfig::options(bootstrap, None).with_context(|| {
-            format!(
-                "failed to run Kubelet: unable to load bootstrap kubeconfig {}",
-                bootstrap.display()
-            )
-        })?;
-        let client = Client::over(HttpClient::new(&options)?, "kubelet");
+    /// Gets the first certificate, if there is none, and renews it.
+    async fn keep(
+        &self,
+        asks: Option<ClientOptions>,
+        http: &HttpClient,
+        mut options: ClientOptions,
+        own: &Client,
+        node: &str,
+    ) {
+        if let Some(asks) = asks {
+            let first = async {
+                let issued = self.bootstrap(&asks, node).await?;
+                options.cert_pem = Some(issued.cert_pem);
+                options.key_pem = Some(issued.key_pem);
+                http.replace_tls(&options)?;
+                anyhow::Ok(())
+            };
+            if let Err(error) = first.await {
+                let error = format!("{error:#}");
+                tracing::error!(error, "the kubelet has no client certificate");
+                return;
+            }
+            tracing::info!("got the kubelet's client certificate");
+        }
+        self.renew(http, options, own, node).await;
+    }
+
+    /// Asks until a certificate is signed, and writes it and the kubeconfig.
+    async fn bootstrap(&self, asks: &ClientOptions, node: &str) -> anyhow::Result<Issued> {
+        let client = Client::over(HttpClient::new(asks)?, "kubelet");
         tracing::info!(node, "requesting the kubelet's client certificate");
-        let mut backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(30));
+        let mut backoff = Backoff::new(Duration::from_secs(1), BOOTSTRAP_CEILING);
         let issued = loop {
             match obtain(&client, &Order::kubelet_client(node)).await {
                 Ok(issued) => break issued,
@@ -97,7 +139,8 @@ impl Identity {
             }
         };
         let current = store(&self.cert_dir, &issued)?;
-        write_kubeconfig(&self.kubeconfig, &options, &current)
+        write_kubeconfig(&self.kubeconfig, asks, &current)?;
+        Ok(issued)
     }
 
     /// Replaces the certificate after four fifths of its life, repeatedly.
@@ -137,6 +180,12 @@ impl Identity {
             }
         }
     }
+}
+
+fn bootstrap_options(path: &Path) -> anyhow::Result<ClientOptions> {
+    crate::kubeconfig::options(path, None).with_context(|| {
+        format!("failed to run Kubelet: unable to load bootstrap kubeconfig {}", path.display())
+    })
 }
 
 /// Time until the renewal of the client's certificate is due.

@@ -141,6 +141,7 @@ pub async fn run(flags: Kubelet, data_dir: &Path) -> anyhow::Result<()> {
         cluster_dns: flags.cluster_dns,
         cluster_domain: flags.cluster_domain,
         free_ports: false,
+        own: crate::own_pods::OwnPods::default(),
     };
     crate::node::start(described, &node, &tasks).await?;
     crate::process::wait_for_signal(&[&tasks]).await?;

@@ -93,8 +93,41 @@ pub fn of_value(
     if pod.spec.as_ref().is_none_or(|spec| spec.containers.is_empty()) {
         return Err(ManifestError::Missing("spec.containers"));
     }
-    let given = pod.metadata.name.clone().filter(|name| !name.is_empty());
-    let given = given.ok_or(ManifestError::Missing("metadata.name"))?;
+    if pod.metadata.name.as_deref().unwrap_or_default().is_empty() {
+        return Err(ManifestError::Missing("metadata.name"));
+    }
+    of_node(&mut pod, source, origin, node_name)?;
+    Ok(pod)
+}
+
+/// A pod of the kubelet's own process as a static pod of this node: the same content has the same uid.
+pub fn own_pod(mut pod: Pod, node_name: &str) -> serde_json::Result<Pod> {
+    of_node(&mut pod, Source::File, "process", node_name)?;
+    Ok(pod)
+}
+
+/// Manifests and the pods of the process. A manifest's pod replaces one of the process that has its name.
+pub fn with_own(mut pods: BTreeMap<String, Pod>, own: &[Pod]) -> BTreeMap<String, Pod> {
+    for pod in own {
+        let same = |other: &Pod| {
+            names::name(other) == names::name(pod)
+                && names::namespace(other) == names::namespace(pod)
+        };
+        if !pods.values().any(same) {
+            pods.insert(names::uid(pod).to_string(), pod.clone());
+        }
+    }
+    pods
+}
+
+/// Gives a pod its name on this node, its uid, annotations and defaults.
+fn of_node(
+    pod: &mut Pod,
+    source: Source,
+    origin: &str,
+    node_name: &str,
+) -> serde_json::Result<()> {
+    let given = pod.metadata.name.clone().unwrap_or_default();
     let mut digest = Sha256::new();
     digest.update(format!("host:{node_name}\n{origin}\n"));
     digest.update(serde_json::to_vec(&pod)?);
@@ -111,8 +144,8 @@ pub fn of_value(
     };
     annotations.insert(names::CONFIG_SOURCE.into(), told.into());
     annotations.insert(names::CONFIG_SEEN.into(), base::clock::now().to_string());
-    set_defaults(&mut pod, node_name);
-    Ok(pod)
+    set_defaults(pod, node_name);
+    Ok(())
 }
 
 /// Sets the defaults of the API server that the kubelet relies on.
@@ -219,6 +252,12 @@ mod tests {
         assert_ne!(names::uid(&pod), names::uid(&other.expect("a pod")));
         let mirror = mirror_of(&pod, Some("node-uid"), "Node1");
         assert!(names::is_mirror(&mirror) && mirror.metadata.uid.is_none());
+        let own = own_pod(serde_saphyr::from_str(POD).expect("a pod"), "Node1").expect("a pod");
+        assert!(names::is_static(&own) && names::uid(&own) != names::uid(&pod));
+        let none = with_own(BTreeMap::new(), std::slice::from_ref(&own));
+        assert!(none.keys().eq([names::uid(&own)]));
+        let manifest = BTreeMap::from([(names::uid(&pod).to_string(), pod.clone())]);
+        assert!(with_own(manifest, &[own]).keys().eq([names::uid(&pod)]), "a manifest goes first");
         assert!(parse("kind: Service\napiVersion: v1\n", Path::new("x"), "n").is_err());
     }
 
