@@ -5,11 +5,12 @@ use machinery::field::{FieldErrors, Path};
 use machinery::names;
 use machinery::status::Reason;
 use machinery::{Object, ObjectMeta, OwnerReference, Time};
+use serde_json::Value;
 
 use super::store_key;
 use crate::StatusError;
 use crate::query::parse_unsigned;
-use crate::request::Key;
+use crate::request::{Key, RequestContext};
 use crate::resource::{MetadataPass, Resource};
 
 /// Maximum size of all annotations of an object. Upstream: 256 KiB.
@@ -60,6 +61,52 @@ fn tidy(meta: &mut ObjectMeta) {
     meta.owner_references.take_if(|owners| owners.is_empty());
     meta.generate_name.take_if(|prefix| prefix.is_empty());
     meta.managed_fields.take_if(|fields| fields.is_empty());
+}
+
+/// For [`drop_repeated_owners`]: owners that admission added.
+pub(super) const AFTER_ADMISSION: &str = " after mutating admission happens";
+
+/// Drops owners that are listed twice, with a warning.
+pub(super) fn drop_repeated_owners(ctx: &RequestContext, meta: &mut ObjectMeta, when: &str) {
+    let Some(owners) = meta.owner_references.as_mut().filter(|owners| owners.len() > 1) else {
+        return;
+    };
+    let mut kept: Vec<OwnerReference> = vec![];
+    let mut repeated = vec![];
+    for owner in owners.drain(..) {
+        if kept.contains(&owner) {
+            repeated.push(owner.uid);
+        } else {
+            kept.push(owner);
+        }
+    }
+    *owners = kept;
+    if !repeated.is_empty() {
+        ctx.warn(format!(
+            ".metadata.ownerReferences contains duplicate entries{when}; API server dedups owner references in 1.20+, \
+             and may reject such requests as early as 1.24; please fix your requests; duplicate UID(s) observed: {}",
+            repeated.join(", ")
+        ));
+    }
+}
+
+/// A patch of a custom resource keeps its kind and version.
+pub(super) fn check_custom_type(
+    row: &Resource,
+    patched: &Value,
+    shown: &dyn Object,
+) -> Result<(), StatusError> {
+    let mut errors = FieldErrors::default();
+    for (field, own) in [("kind", shown.kind()), ("apiVersion", shown.api_version())] {
+        let given = patched[field].as_str().unwrap_or(own);
+        if row.custom && given != own {
+            errors.invalid(&Path::new(field), given, &format!("must be {own}"));
+        }
+    }
+    match errors.is_empty() {
+        true => Ok(()),
+        false => Err(StatusError::invalid(&row.group, &row.kind, shown.name(), errors)),
+    }
 }
 
 /// Copies the fields that an update cannot change from the old state.
@@ -122,11 +169,12 @@ pub(super) fn check_place(
             key.name
         ))),
         name if name == key.name => Ok(()),
-        name => Err(StatusError::bad_request(format!(
-            "the name of the object ({name}) does not match the name on the URL ({})",
-            key.name
-        ))),
+        name => Err(StatusError::bad_request(other_name(name, &key.name))),
     }
+}
+
+pub(super) fn other_name(found: &str, wanted: &str) -> String {
+    format!("the name of the object ({found}) does not match the name on the URL ({wanted})")
 }
 
 /// The uid and resourceVersion in an update are preconditions.
@@ -214,7 +262,7 @@ pub(super) fn validate_new(row: &Resource, object: &dyn Object) -> FieldErrors {
 
 fn validate_prefix(row: &Resource, object: &dyn Object, path: &Path, errors: &mut FieldErrors) {
     let prefix = object.meta().generate_name.as_deref().unwrap_or_default();
-    if prefix.is_empty() {
+    if prefix.is_empty() || !row.settings.metadata_rules.checks_prefix {
         return;
     }
     let own = row.strategy.own_name_errors(object, prefix);
@@ -235,6 +283,10 @@ fn masked(prefix: &str) -> String {
 const STANDARD_FINALIZERS: &[&str] = &["kubernetes", "orphan", "foregroundDeletion"];
 
 fn validate_common(row: &Resource, meta: &ObjectMeta, path: &Path, errors: &mut FieldErrors) {
+    if let Some(generation) = meta.generation.filter(|generation| *generation < 0) {
+        let detail = "must be greater than or equal to 0";
+        errors.invalid(&path.child("generation"), generation, detail);
+    }
     validate_maps(meta, path, errors);
     validate_owners(meta, path, errors);
     validate_finalizers(meta, path, errors);

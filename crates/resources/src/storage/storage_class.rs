@@ -92,6 +92,7 @@ fn storage_class(at: &At<'_>) {
 }
 
 fn storage_class_update(at: &At<'_>, old: &At<'_>) {
+    storage_class(at);
     for field in ["parameters", "provisioner", "reclaimPolicy", "volumeBindingMode"] {
         at.get(field).unchanged(&old.get(field));
     }
