@@ -73,7 +73,8 @@ fn read(package: &str) -> Outcome<Package> {
         return Ok(found);
     };
     let folder = foreign::module(module)?.join(package[prefix.len()..].replace('.', "/"));
-    let entries = fs::read_dir(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    let entries =
+        fs::read_dir(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
     let mut files: Vec<_> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
     files.sort();
     for file in files.iter().filter(|file| is_source(file)) {

@@ -158,8 +158,7 @@ fn accepts_plain(headers: &HeaderMap) -> bool {
 
 /// Upstream's router refuses for the paths of built-in groups, handlers for the others.
 fn not_acceptable(routed: bool) -> StatusError {
-    const TYPES: &str =
-        "application/json, application/yaml, application/vnd.kubernetes.protobuf";
+    const TYPES: &str = "application/json, application/yaml, application/vnd.kubernetes.protobuf";
     let head = match routed {
         true => "406: Not Acceptable\n\nAvailable representations",
         false => "only the following media types are accepted",

@@ -622,6 +622,21 @@ mod tests {
     }
 
     #[test]
+    fn metadata_is_shown_as_go_shows_it() {
+        let metadata: ObjectMeta = k8s_openapi::serde_json::from_value(json!({
+            "name": "n", "uid": "u", "creationTimestamp": "2026-01-02T03:04:05Z", "labels": {"name": "1", "manager": "2"},
+            "managedFields": [{"apiVersion": "v1", "manager": "m", "operation": "Update"}],
+        }))
+        .expect("metadata");
+        let mut errors = FieldErrors::default();
+        no_metadata(&metadata, false, &mut errors);
+        assert_eq!(
+            errors.0[0].message,
+            r#"Invalid value: {"name":"n","labels":{"manager":"2","name":"1"},"managedFields":[{"manager":"m","operation":"Update","apiVersion":"v1"}]}: must be empty"#
+        );
+    }
+
+    #[test]
     fn selectors_that_cannot_be_read_are_told() {
         for (field, value, expected) in [
             ("fieldSelector", json!({"rawSelector": "a=b"}), None),

@@ -58,7 +58,8 @@ impl Walk<'_> {
             let Some(field) = properties.get(&name) else { continue };
             let go = known.iter().find(|go| go.name == name).copied().unwrap_or_default();
             let depth = self.path.len();
-            self.path.extend(go.embedded.split('.').filter(|one| !one.is_empty()).map(str::to_owned));
+            self.path
+                .extend(go.embedded.split('.').filter(|one| !one.is_empty()).map(str::to_owned));
             self.path.push(name);
             if let Some(found) = self.value(value, field, go.kind) {
                 return Some(found);
@@ -351,10 +352,9 @@ mod tests {
         fn go_fields(&self, name: &str) -> Vec<GoField> {
             let field = |name, kind, embedded| GoField { name, kind, embedded, definition: "" };
             match name {
-                "a.v1.Set" => vec![
-                    field("mode", "v1.Mode", "Inner.Deeper"),
-                    field("modes", "[]v1.Mode", ""),
-                ],
+                "a.v1.Set" => {
+                    vec![field("mode", "v1.Mode", "Inner.Deeper"), field("modes", "[]v1.Mode", "")]
+                }
                 _ => vec![],
             }
         }
@@ -415,7 +415,9 @@ mod tests {
             ),
             (
                 r#"{"modes":[{}]}"#,
-                Some("json: cannot unmarshal object into Go struct field Set.modes of type v1.Mode"),
+                Some(
+                    "json: cannot unmarshal object into Go struct field Set.modes of type v1.Mode",
+                ),
             ),
             (r#"{"port":80}"#, None),
             (

@@ -512,6 +512,7 @@ mod tests {
     use k8s_openapi::api::core::v1::ConfigMap;
 
     use super::*;
+    use crate::request::UserInfo;
     use crate::resource::MetadataRules;
 
     /// L: labels, A: annotations, F: finalizers, d: a finalizer without a domain, N: a new finalizer.
@@ -573,5 +574,57 @@ mod tests {
         }
         assert_eq!(reported(MetadataRules::WHOLE, "status", false), "LAFLALAd");
         assert_eq!(reported(MetadataRules::FULL, "", true), "LAFNLANLAd");
+    }
+
+    #[test]
+    fn repeated_owners_are_dropped_with_a_warning() {
+        let row = crate::testing::row::<ConfigMap>("configmaps", &[], true);
+        let ctx = RequestContext::new(UserInfo::default(), row.into(), "");
+        let owner = |uid: &str, name: &str| OwnerReference {
+            uid: uid.into(),
+            name: name.into(),
+            ..OwnerReference::default()
+        };
+        let mut meta = ObjectMeta {
+            owner_references: Some(vec![owner("u", "a"), owner("u", "b"), owner("u", "a")]),
+            ..ObjectMeta::default()
+        };
+        drop_repeated_owners(&ctx, &mut meta, "");
+        assert_eq!(meta.owner_references.as_deref(), Some(&[owner("u", "a"), owner("u", "b")][..]));
+        let warnings = ctx.take_warnings();
+        assert_eq!(warnings.len(), 1, "{warnings:?}");
+        assert!(warnings[0].ends_with("duplicate UID(s) observed: u"), "{warnings:?}");
+        drop_repeated_owners(&ctx, &mut meta, AFTER_ADMISSION);
+        assert!(ctx.take_warnings().is_empty());
+    }
+
+    #[test]
+    fn a_patch_keeps_the_type_of_a_custom_resource() {
+        let mut row = crate::testing::row::<ConfigMap>("configmaps", &[], true);
+        row.custom = true;
+        let shown = ConfigMap::default();
+        let check = |patched: Value| check_custom_type(&row, &patched, &shown);
+        assert!(check(serde_json::json!({ "kind": "ConfigMap", "apiVersion": "v1" })).is_ok());
+        let error = check(serde_json::json!({ "kind": "Other", "apiVersion": "v1" }));
+        let error = error.expect_err("another kind");
+        assert_eq!(error.code, 422);
+        assert!(error.message.ends_with("kind: Invalid value: \"Other\": must be ConfigMap"));
+    }
+
+    #[test]
+    fn generations_are_not_negative_and_some_prefixes_are_unchecked() {
+        let mut row = crate::testing::row::<ConfigMap>("configmaps", &[], true);
+        let mut object = ConfigMap::default();
+        object.metadata.name = Some("a".into());
+        object.metadata.namespace = Some("b".into());
+        object.metadata.generation = Some(-1);
+        object.metadata.generate_name = Some("A b".into());
+        let fields = |row: &Resource| -> Vec<String> {
+            validate_new(row, &object).0.iter().map(|error| error.field.clone()).collect()
+        };
+        row.settings.name_errors = names::dns1123_subdomain;
+        assert_eq!(fields(&row), ["metadata.generateName", "metadata.generation"]);
+        row.settings.metadata_rules.checks_prefix = false;
+        assert_eq!(fields(&row), ["metadata.generation"]);
     }
 }

@@ -170,10 +170,11 @@ mod tests {
         }
 
         fn go_fields(&self, name: &str) -> Vec<GoField> {
-            let field =
-                |name, definition| GoField { name, definition, kind: "", embedded: "" };
+            let field = |name, definition| GoField { name, definition, kind: "", embedded: "" };
             match name {
-                "Kind" => vec![field("kind", ""), field("metadata", "Meta"), field("parts", "Part")],
+                "Kind" => {
+                    vec![field("kind", ""), field("metadata", "Meta"), field("parts", "Part")]
+                }
                 "Meta" => vec![field("name", ""), field("labels", "")],
                 "Part" => vec![field("z", ""), field("a", "Meta")],
                 _ => vec![],
@@ -202,8 +203,7 @@ mod tests {
             (json!([{ "op": "add", "path": "/parts/0/z" }]), meta, opened),
         ] {
             let error = misfit(&patched, patch.to_string().as_bytes(), "w", (&Schemas, "Kind"));
-            let shown =
-                format!(r#"{{"bogus":1,"kind":"K","metadata":{meta},"parts":{parts}}}"#);
+            let shown = format!(r#"{{"bogus":1,"kind":"K","metadata":{meta},"parts":{parts}}}"#);
             let expected = format!(" \"\" is invalid: patch: Invalid value: {shown:?}: w");
             assert_eq!(error.message, expected, "{patch}");
         }

@@ -29,7 +29,8 @@ use super::families;
 use crate::connect::{PROXY_VERBS, Target, to};
 use crate::defaults::fill;
 use crate::kind::{
-    Fields, Hooks, Kind, Made, Rules, STATUS, Sub, age, field, name, spec_and_status, wide, Updates};
+    Fields, Hooks, Kind, Made, Rules, STATUS, Sub, Updates, age, field, name, spec_and_status, wide,
+};
 use crate::print::{labels, or_none};
 use crate::validate::guard::Of;
 use crate::validate::service::addresses;

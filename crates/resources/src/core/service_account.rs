@@ -45,7 +45,12 @@ impl Hooks<ServiceAccount> for NamesOnly {
         Self::clean(account);
     }
 
-    fn prepare_update(&self, _ctx: &RequestContext, account: &mut ServiceAccount, _old: &ServiceAccount) {
+    fn prepare_update(
+        &self,
+        _ctx: &RequestContext,
+        account: &mut ServiceAccount,
+        _old: &ServiceAccount,
+    ) {
         Self::clean(account);
     }
 }

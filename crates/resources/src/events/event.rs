@@ -240,3 +240,39 @@ impl Conversion for Forms {
         &STORED
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::validate::at::judge_both;
+
+    #[test]
+    fn the_newer_form_changes_its_series_only() {
+        let event = |reason: &str, series: serde_json::Value| json!({"metadata": {"namespace": "n"}, "involvedObject": {"namespace": "n"}, "reason": reason, "series": series});
+        let check = |new: serde_json::Value, expected: &[&str]| {
+            let errors = judge_both(&new, &event("R", json!(null)), event_update);
+            let texts: Vec<String> = errors.0.iter().map(ToString::to_string).collect();
+            assert_eq!(texts, expected);
+        };
+        check(event("R", json!({"count": 2, "lastObservedTime": "t"})), &[]);
+        check(
+            event("R", json!({"count": 1})),
+            &[
+                "series.count: Invalid value: \"\": should be at least 2",
+                "series.lastObservedTime: Required value",
+            ],
+        );
+        let changed = "reason: Invalid value: \"S\": field is immutable";
+        check(event("S", json!(null)), &[changed, changed]);
+        let mut other = event("R", json!(null));
+        other["involvedObject"]["name"] = "x".into();
+        check(
+            other,
+            &[
+                r#"involvedObject: Invalid value: {"Kind":"","Namespace":"n","Name":"x","UID":"","APIVersion":"","ResourceVersion":"","FieldPath":""}: field is immutable"#,
+            ],
+        );
+    }
+}

@@ -8,8 +8,8 @@ use serde_json::Value;
 
 use crate::kind::{Kind, Rules, field, name, without_header};
 use crate::print;
-use crate::validate::internal;
 use crate::validate::at::{At, judge};
+use crate::validate::internal;
 use crate::validate::ip;
 
 pub(crate) static KIND: Kind<IPAddress> = Kind {

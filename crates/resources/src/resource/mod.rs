@@ -10,8 +10,8 @@ use serde_json::Value;
 
 use crate::defaults::fill;
 use crate::gated::{Gated, any, gated, taken};
-use crate::validate::internal;
 use crate::validate::at::At;
+use crate::validate::internal;
 use crate::validate::volumes::csi_driver_name;
 
 pub(crate) mod device_class;

@@ -65,6 +65,29 @@ mod tests {
 
     use super::*;
     use crate::gated::tests::check;
+    use crate::validate::at::{judge, judge_both};
+
+    #[test]
+    fn metadata_of_claims_is_labels_and_annotations() {
+        let tree = json!({"spec": {
+            "metadata": {"labels": {"a": "b"}, "name": "x", "finalizers": ["y"]},
+            "spec": {"devices": {"requests": [{"name": "r", "exactly": {"deviceClassName": "c", "allocationMode": "All"}}]}},
+        }});
+        let texts = |errors: machinery::field::FieldErrors| -> Vec<String> {
+            errors.0.iter().map(ToString::to_string).collect()
+        };
+        let expected = ["name", "finalizers"]
+            .map(|name| format!("spec.metadata.{name}: Forbidden: cannot be set"));
+        assert_eq!(texts(judge(&tree, claim_template)), expected);
+        let other = json!({"spec": {"spec": {"devices": {}}}});
+        let errors = texts(judge_both(&other, &json!({"spec": {}}), claim_template_update));
+        assert_eq!(
+            errors.last().map(String::as_str),
+            Some(
+                r#"spec: Invalid value: {"Spec":{"Devices":{"Requests":null,"Constraints":null,"Config":null}}}: field is immutable"#
+            )
+        );
+    }
 
     #[test]
     fn closed_gates_take_their_fields() {

@@ -471,6 +471,38 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_new_status_is_checked() {
+        let pod = |status: Value| json!({"spec": {"nodeName": "n", "containers": [], "resourceClaims": [{"name": "r"}]}, "status": status});
+        let check = |new: Value, expected: &[&str]| {
+            let errors = judge_both(&pod(new), &pod(json!({})), status);
+            let texts: Vec<String> = errors.0.iter().map(ToString::to_string).collect();
+            assert_eq!(texts, expected);
+        };
+        check(json!({"podIPs": [{"ip": "1.2.3.4"}, {"ip": "::1"}]}), &[]);
+        check(
+            json!({"podIPs": [{"ip": "1.2.3.4"}, {"ip": "1.2.3.5"}], "hostIPs": [{"ip": "1.1.1.1"}]}),
+            &[
+                "status.podIPs: Invalid value: [{\"IP\":\"1.2.3.4\"},{\"IP\":\"1.2.3.5\"}]: may specify no more than one IP for each IP family",
+                "status.hostIPs[0].ip: Invalid value: \"1.1.1.1\": must be equal to `hostIP`",
+            ],
+        );
+        check(
+            json!({"nominatedNodeName": "m", "observedGeneration": -1, "resourceClaimStatuses": [{"name": "x"}]}),
+            &[
+                "status.nominatedNodeName: Forbidden: may not be set on pods that are already bound to a node",
+                "status.observedGeneration: Invalid value: -1: must be a non-negative integer",
+                "status.resourceClaimStatuses[0].name: Invalid value: \"x\": must match the name of an entry in `spec.resourceClaims`",
+            ],
+        );
+        let errors = judge_both(
+            &pod(json!({"conditions": [{"type": "a b", "status": "True"}]})),
+            &pod(json!({})),
+            status,
+        );
+        assert_eq!(errors.0.first().map(|error| &*error.field), Some("status.conditions[0].Type"));
+    }
+
+    #[test]
     fn only_what_restarts_leaves_its_end() {
         let check = |policy: &str, container: Value, code: i32, expected: &[&str]| {
             let mut container = container;
