@@ -502,6 +502,15 @@ mod tests {
     }
 
     #[test]
+    fn integers_are_multiples_of_whole_factors() {
+        let half = json!({ "type": "number", "multipleOf": 0.5 });
+        check_f(half.clone(), json!(1.5), "");
+        let positive = "factor MultipleOf declared for f must be positive: 0";
+        check_f(half, json!(1), &format!("f: Invalid value: 0: {positive}"));
+        check_f(json!({ "type": "number", "multipleOf": 2.5 }), json!(4), "");
+    }
+
+    #[test]
     fn errors_read_as_upstream_writes_them() {
         let object = |more: Value| {
             let mut all = json!({ "type": "object" });
