@@ -17,8 +17,12 @@ const OUTPUT: &str = "crates/resources/facts/internal.tsv";
 /// The types that errors show, by package.
 const ROOTS: &[(&str, &str)] = &[
     ("core", "EphemeralContainer"),
+    ("core", "EventSource"),
+    ("core", "HostIP"),
+    ("core", "ObjectReference"),
     ("core", "PersistentVolumeClaimSpec"),
     ("core", "PersistentVolumeSource"),
+    ("core", "PodIP"),
     ("core", "PodResourceClaim"),
     ("core", "PodSpec"),
     ("core", "PodTemplateSpec"),
@@ -31,8 +35,13 @@ const ROOTS: &[(&str, &str)] = &[
     ("batch", "SuccessPolicy"),
     ("flowcontrol", "FlowSchemaSpec"),
     ("flowcontrol", "PriorityLevelConfigurationSpec"),
+    ("networking", "ParentReference"),
     ("policy", "PodDisruptionBudgetSpec"),
     ("rbac", "RoleRef"),
+    ("resource", "ResourceClaimSpec"),
+    ("resource", "ResourceClaimTemplateSpec"),
+    ("storage", "CSINodeDriver"),
+    ("storage", "VolumeAttachmentSpec"),
 ];
 
 pub fn run(args: &[String]) -> Outcome<()> {

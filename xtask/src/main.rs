@@ -10,6 +10,7 @@ mod conformance;
 mod dist;
 mod expected;
 mod facts;
+mod facts_go;
 mod facts_internal;
 mod facts_protobuf;
 mod faults;
@@ -68,6 +69,7 @@ usage: cargo xtask COMMAND
   flags [--upstream]  rewrite docs/flags.md from crates/binary/flags; or compare the tables with the
                flags that upstream's components register (built once from Go modules)
   facts [FILE] rewrite the field facts of crates/api from the published OpenAPI document
+  facts-go     rewrite the fields of Kubernetes' Go types, as Go's errors name them
   facts-internal  rewrite the fields of Kubernetes' internal types, which some errors show
   facts-protobuf  rewrite the protobuf field numbers of crates/api from Kubernetes' Go modules
   measure      print the figures of docs/performance.md
@@ -107,6 +109,7 @@ fn main() -> ExitCode {
         "etcd" => foreign::etcd().map(|path| println!("{}", path.display())),
         "flags" => component_flags::run(&rest),
         "facts" => facts::run(&rest),
+        "facts-go" => facts_go::run(&rest),
         "facts-internal" => facts_internal::run(&rest),
         "facts-protobuf" => facts_protobuf::run(&rest),
         "measure" => measure::run(&rest),

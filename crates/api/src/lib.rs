@@ -6,6 +6,7 @@
 
 pub mod declared;
 pub mod facts;
+pub mod go;
 pub mod kinds;
 pub mod load_balancers;
 pub mod node_selectors;

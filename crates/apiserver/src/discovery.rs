@@ -80,11 +80,20 @@ impl Discovery {
         {
             return aggregated(json, tag, headers);
         }
+        let routed = is_routed(registry, path);
+        if path != "/api" && !documents.by_path.contains_key(path) {
+            let accept = accept.unwrap_or(Accept::JSON);
+            // The rest of a group's paths is routed, and so is what it does not have.
+            return match routed {
+                true => codec::error(&accept, &codec::no_route()),
+                false => codec::page_not_found(),
+            };
+        }
         let accept = match accept {
             Ok(Accept { shown_as: As::Itself, .. }) if accepts_plain(headers) => {
                 accept.unwrap_or(Accept::JSON)
             }
-            _ => return codec::error(&Accept::JSON, &not_acceptable()),
+            _ => return codec::error(&Accept::JSON, &not_acceptable(routed)),
         };
         if path == "/api" {
             let json = api_versions(&options.advertised);
@@ -92,8 +101,6 @@ impl Discovery {
         }
         match documents.by_path.get(path) {
             Some(json) => codec::json(&accept, StatusCode::OK, json.clone()),
-            // The rest of a group's paths is routed, and so is what it does not have.
-            None if is_routed(registry, path) => codec::error(&accept, &codec::no_route()),
             None => codec::page_not_found(),
         }
     }
@@ -149,12 +156,15 @@ fn accepts_plain(headers: &HeaderMap) -> bool {
     clauses(headers).iter().any(|clause| clause.param("as").is_none())
 }
 
-fn not_acceptable() -> StatusError {
-    StatusError::new(
-        Reason::NotAcceptable,
-        "only the following media types are accepted: application/json, application/yaml, application/vnd.kubernetes.protobuf",
-    )
-    .without_details()
+/// Upstream's router refuses for the paths of built-in groups, handlers for the others.
+fn not_acceptable(routed: bool) -> StatusError {
+    const TYPES: &str = "application/json, application/yaml, application/vnd.kubernetes.protobuf";
+    let head = match routed {
+        true => "406: Not Acceptable\n\nAvailable representations",
+        false => "only the following media types are accepted",
+    };
+    let error = StatusError::new(Reason::NotAcceptable, format!("{head}: {TYPES}"));
+    if routed { error } else { error.without_details() }
 }
 
 fn aggregated(json: &Bytes, tag: &str, headers: &HeaderMap) -> Response<Body> {
@@ -287,6 +297,22 @@ fn sorted(verbs: &[&'static str]) -> Vec<&'static str> {
     verbs
 }
 
+/// Those of custom resources come in an order of upstream's own.
+fn verbs(row: &Resource) -> Vec<&'static str> {
+    const CUSTOM: &[&str] =
+        &["delete", "deletecollection", "get", "list", "patch", "create", "update", "watch"];
+    match row.custom {
+        true => CUSTOM.iter().copied().filter(|verb| row.verbs.contains(verb)).collect(),
+        false => sorted(&row.verbs),
+    }
+}
+
+/// Built-in kinds have the group and version of the list that they are in.
+fn response_kind(row: &Resource) -> Value {
+    let (group, version) = if row.custom { (&*row.group, &*row.version) } else { ("", "") };
+    json!({ "group": group, "version": version, "kind": row.kind })
+}
+
 fn resource_list(group: &str, version: &str, rows: &[&Resource]) -> Value {
     let mut resources = vec![];
     for row in rows {
@@ -308,7 +334,7 @@ fn resource_list(group: &str, version: &str, rows: &[&Resource]) -> Value {
 fn api_resource(row: &Resource) -> Value {
     let mut json = json!({
         "name": row.plural, "singularName": row.singular, "namespaced": row.namespaced,
-        "kind": row.kind, "verbs": sorted(&row.verbs),
+        "kind": row.kind, "verbs": verbs(row),
     });
     if !row.short_names.is_empty() {
         json["shortNames"] = row.short_names.clone().into();
@@ -372,10 +398,10 @@ fn aggregated_group(group: &Group<'_>) -> Value {
 fn aggregated_resource(row: &Resource) -> Value {
     let mut json = json!({
         "resource": row.plural,
-        "responseKind": { "group": "", "version": "", "kind": row.kind },
+        "responseKind": response_kind(row),
         "scope": if row.namespaced { "Namespaced" } else { "Cluster" },
         "singularResource": row.singular,
-        "verbs": sorted(&row.verbs),
+        "verbs": verbs(row),
     });
     if !row.short_names.is_empty() {
         json["shortNames"] = row.short_names.clone().into();

@@ -328,6 +328,8 @@ pub struct MetadataRules {
     pub last: bool,
     /// Finalizers without a domain must be standard ones.
     pub needs_domains: bool,
+    /// `generateName` must be valid, too, and not only the name that is made of it.
+    pub checks_prefix: bool,
     /// What the kind validates on an update, beside what is validated for all kinds.
     pub update: &'static [MetadataPass],
     /// The same for a subresource.
@@ -349,13 +351,15 @@ impl MetadataRules {
     pub const FULL: Self = Self {
         last: false,
         needs_domains: true,
+        checks_prefix: true,
         update: &[MetadataPass::Update],
         part: &[MetadataPass::Update],
     };
     /// Finalizers are any qualified names.
     pub const PLAIN: Self = Self { needs_domains: false, ..Self::FULL };
     /// The kind itself validates no metadata.
-    pub const NONE: Self = Self { last: true, needs_domains: false, update: &[], part: &[] };
+    pub const NONE: Self =
+        Self { last: true, needs_domains: false, checks_prefix: true, update: &[], part: &[] };
     /// An update is validated like an update, then like a new object.
     pub const UPDATE_AND_WHOLE: Self =
         Self { update: &[MetadataPass::Update, MetadataPass::Whole], ..Self::FULL };

@@ -3,6 +3,18 @@
 
 use serde_json::Value;
 
+/// A field as Go has it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct GoField {
+    pub name: &'static str,
+    /// Go's name of its type; empty if the schema tells it.
+    pub kind: &'static str,
+    /// The structs between the definition's own and the field's, with dots.
+    pub embedded: &'static str,
+    /// The definition of the field or its elements; empty for scalars.
+    pub definition: &'static str,
+}
+
 /// The schemas of kinds, as JSON schemas with references of the form `#/definitions/NAME`.
 pub trait SchemaSource: Send + Sync {
     /// The definition of a kind, for example `io.k8s.api.apps.v1.Deployment`.
@@ -17,6 +29,11 @@ pub trait SchemaSource: Send + Sync {
     /// The same for OpenAPI v2, whose clients support less.
     fn definition_v2(&self, name: &str) -> Option<Value> {
         self.definition(name)
+    }
+
+    /// The fields of a definition in Go's order; none for kinds that Go has no struct for.
+    fn go_fields(&self, _name: &str) -> Vec<GoField> {
+        vec![]
     }
 
     /// Changes with the definitions; part of the documents' hashes.

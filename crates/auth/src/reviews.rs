@@ -212,6 +212,15 @@ fn operator_fits(operator: &str, values: Option<&[String]>, path: &Path, errors:
 
 /// Reviews are not kept: they have no names, and no other metadata.
 fn no_metadata(metadata: &ObjectMeta, keeps_namespace: bool, errors: &mut FieldErrors) {
+    // What the server sets is cleared first.
+    let metadata = &ObjectMeta {
+        uid: None,
+        creation_timestamp: None,
+        deletion_timestamp: None,
+        deletion_grace_period_seconds: None,
+        self_link: None,
+        ..metadata.clone()
+    };
     let bare = ObjectMeta {
         managed_fields: metadata.managed_fields.clone(),
         namespace: metadata.namespace.clone().filter(|_| keeps_namespace),
@@ -220,8 +229,68 @@ fn no_metadata(metadata: &ObjectMeta, keeps_namespace: bool, errors: &mut FieldE
     if bare != *metadata {
         let detail =
             if keeps_namespace { "must be empty except for namespace" } else { "must be empty" };
-        errors.invalid(&Path::new("metadata"), metadata, detail);
+        let shown = shown_metadata(metadata);
+        errors.invalid_shown(&Path::new("metadata"), Some(&shown), detail);
     }
+}
+
+/// The fields of metadata, and of its lists, in Go's order.
+const IN_ORDER: &[&str] = &[
+    "manager",
+    "operation",
+    "apiVersion",
+    "kind",
+    "name",
+    "generateName",
+    "namespace",
+    "selfLink",
+    "uid",
+    "controller",
+    "blockOwnerDeletion",
+    "time",
+    "resourceVersion",
+    "generation",
+    "labels",
+    "annotations",
+    "ownerReferences",
+    "finalizers",
+    "managedFields",
+    "fieldsType",
+    "fieldsV1",
+    "subresource",
+];
+
+fn shown_metadata(metadata: &ObjectMeta) -> String {
+    fn write(value: &Value, is_struct: bool, out: &mut String) {
+        match value {
+            Value::Object(fields) => {
+                let mut all: Vec<(&String, &Value)> = fields.iter().collect();
+                all.sort_unstable_by_key(|(name, _)| *name);
+                if is_struct {
+                    all.sort_by_key(|(name, _)| IN_ORDER.iter().position(|one| one == name));
+                }
+                let members = all.into_iter().map(|(name, value)| {
+                    let mut text = format!("{}:", Value::from(name.as_str()));
+                    let is_map = matches!(name.as_str(), "labels" | "annotations" | "fieldsV1");
+                    write(value, is_struct && !is_map, &mut text);
+                    text
+                });
+                out.push_str(&format!("{{{}}}", members.collect::<Vec<_>>().join(",")));
+            }
+            Value::Array(items) => {
+                let items = items.iter().map(|item| {
+                    let mut text = String::new();
+                    write(item, is_struct, &mut text);
+                    text
+                });
+                out.push_str(&format!("[{}]", items.collect::<Vec<_>>().join(",")));
+            }
+            other => out.push_str(&other.to_string()),
+        }
+    }
+    let mut out = String::new();
+    write(&json!(metadata), true, &mut out);
+    out
 }
 
 /// Upstream names no kind, for the review that it judges has lost it.
@@ -550,6 +619,21 @@ mod tests {
             no_metadata(metadata, keeps_namespace, &mut errors);
             assert_eq!(errors.0.len(), expected);
         }
+    }
+
+    #[test]
+    fn metadata_is_shown_as_go_shows_it() {
+        let metadata: ObjectMeta = k8s_openapi::serde_json::from_value(json!({
+            "name": "n", "uid": "u", "creationTimestamp": "2026-01-02T03:04:05Z", "labels": {"name": "1", "manager": "2"},
+            "managedFields": [{"apiVersion": "v1", "manager": "m", "operation": "Update"}],
+        }))
+        .expect("metadata");
+        let mut errors = FieldErrors::default();
+        no_metadata(&metadata, false, &mut errors);
+        assert_eq!(
+            errors.0[0].message,
+            r#"Invalid value: {"name":"n","labels":{"manager":"2","name":"1"},"managedFields":[{"manager":"m","operation":"Update","apiVersion":"v1"}]}: must be empty"#
+        );
     }
 
     #[test]

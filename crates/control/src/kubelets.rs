@@ -182,6 +182,10 @@ impl Connect for PodStream {
         if node.is_empty() {
             return self.unscheduled(key);
         }
+        // Upstream's error names the node as if it were a pod.
+        if registry.find::<Node>("", &node).await?.is_none() {
+            return Err(StatusError::not_found("", "pods", &node));
+        }
         let path = self.path(key, &container, &pairs);
         if self.what != What::Log {
             return self.kubelets.forward(registry, &node, &path, request).await;

@@ -76,9 +76,9 @@ fn whole_number(text: &str) -> Result<i64, StatusError> {
 
 fn time(text: &str) -> Result<(), StatusError> {
     let parsed = text.parse::<jiff::Timestamp>();
-    parsed.map(|_| ()).map_err(|_| {
-        let layout = "2006-01-02T15:04:05Z07:00";
-        StatusError::bad_request(format!("parsing time {text:?} as {layout:?}: cannot parse"))
+    parsed.map(|_| ()).map_err(|error| {
+        let why = machinery::gotime::misfit(text, false);
+        StatusError::bad_request(why.unwrap_or_else(|| error.to_string()))
     })
 }
 

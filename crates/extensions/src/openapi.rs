@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use apiserver::schemas::SchemaSource;
+use apiserver::schemas::{GoField, SchemaSource};
 use arc_swap::ArcSwap;
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
@@ -78,6 +78,10 @@ impl SchemaSource for Schemas {
 
     fn definition_v2(&self, name: &str) -> Option<Value> {
         self.custom(name, true).or_else(|| self.built_in.definition_v2(name))
+    }
+
+    fn go_fields(&self, name: &str) -> Vec<GoField> {
+        self.built_in.go_fields(name)
     }
 
     fn revision(&self) -> String {

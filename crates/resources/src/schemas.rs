@@ -1,7 +1,7 @@
 //! The built-in kinds' schemas as the server's OpenAPI documents want them: crate `api` knows them,
 //! crate `apiserver` asks; this joins the two.
 
-use apiserver::schemas::SchemaSource;
+use apiserver::schemas::{GoField, SchemaSource};
 use serde_json::{Map, Value, json};
 
 /// What `/version` answers, which is no kind.
@@ -65,6 +65,16 @@ impl SchemaSource for BuiltIn {
 
     fn definition(&self, name: &str) -> Option<Value> {
         if name == VERSION { Some(version()) } else { api::schema::definition(name) }
+    }
+
+    fn go_fields(&self, name: &str) -> Vec<GoField> {
+        let known = api::facts::definition(name);
+        let made = |field: api::go::Field| {
+            let fact = known.and_then(|known| known.field(field.name)).unwrap_or_default();
+            let api::go::Field { name, kind, embedded } = field;
+            GoField { name, kind, embedded, definition: fact.definition }
+        };
+        api::go::fields(name).into_iter().map(made).collect()
     }
 
     fn revision(&self) -> String {

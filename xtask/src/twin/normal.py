@@ -14,6 +14,7 @@ The same rules hold for both sides. Each removes a fact that no two servers shar
     address         of the server itself, in the documents of its issuer
     allowing role   of several that allow the same
     missing roles   that a refusal lists: bindings of other cases name them, in random order
+    number          1 and 1.0 are the same JSON
     rules of a user in a review are sorted: upstream's order is that of a map
     several causes of one field are sorted: upstream reports those of a map in random order
 """
@@ -174,7 +175,7 @@ def field_of(cause, is_custom=False):
 
 def difference(theirs, ours, path=""):
     """The first difference of two trees: path, their value, our value; `...` stands for an absent one."""
-    if type(theirs) is not type(ours):
+    if type(theirs) is not type(ours) and not (is_number(theirs) and is_number(ours)):
         return path, theirs, ours
     if isinstance(theirs, dict):
         keys = list(theirs) + [key for key in ours if key not in theirs]
@@ -195,6 +196,10 @@ def difference(theirs, ours, path=""):
             return (f"{path}[{at}]", theirs[at] if at < len(theirs) else ..., ours[at] if at < len(ours) else ...)
         return None
     return None if theirs == ours else (path, theirs, ours)
+
+
+def is_number(value):
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def class_of(found, theirs, ours):

@@ -70,8 +70,8 @@ impl Servers {
         let port = free_port()?;
         let mut command = Command::new(binary);
         command.arg("kube-apiserver").arg(format!("--secure-port={port}")).args(BOTH);
-        // Upstream has this group only with another server.
-        command.arg("--runtime-config=metrics.k8s.io/v1beta1=false");
+        // Upstream has the first group only with another server, and lacks the second.
+        command.arg("--runtime-config=metrics.k8s.io/v1beta1=false,network.decapod.io/v1=false");
         command.arg("--data-dir").arg(self.directory.join("ours"));
         self.spawn("ours", command)?;
         self.wait("ours", port, &self.ours())

@@ -9,8 +9,9 @@ import access
 import definitions
 import generate
 import grid
+import neighbours
 
-NAMES = ["schema", "grid", "fields", "definitions", "access", "tables", "cel", "texts"]
+NAMES = ["schema", "grid", "fields", "neighbours", "definitions", "access", "tables", "cel", "texts"]
 
 
 def all(options, twin):
@@ -20,6 +21,7 @@ def all(options, twin):
         "schema": lambda rng, _: generate.Generator(twin.schemas, twin.seeds, rng).case(),
         "grid": grid.grid(plain).case,
         "fields": grid.each_field(plain).case,
+        "neighbours": neighbours.source().case,
         "definitions": definitions.source().case,
         "access": access.source().case,
         "tables": tables.case,

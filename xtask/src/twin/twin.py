@@ -115,9 +115,9 @@ class Twin:
             body = self.fill(step["raw"], name).encode("utf-8", "surrogatepass")
         elif "of" in step:
             live = side.call("GET", self.path(step["of"], name)).json()
-            body = json.dumps(generate.changed(live, self.fill(step["edits"], name))).encode()
+            body = compact(generate.changed(live, self.fill(step["edits"], name)))
         elif "body" in step:
-            body = json.dumps(generate.changed(self.fill(step["body"], name), self.fill(step.get("edits", []), name))).encode()
+            body = compact(generate.changed(self.fill(step["body"], name), self.fill(step.get("edits", []), name)))
         if body is not None and step.get("kind", "application/json"):
             headers.append(("Content-Type", step.get("kind", "application/json")))
         return step["method"], target + ("?" + query if query else ""), headers, body
@@ -232,6 +232,11 @@ class Twin:
                 if tries >= SHRINKS:
                     break
         return steps, wanted
+
+
+def compact(value):
+    """Without spaces: upstream keeps the bytes of fields of any content, and compares them (docs/deviations.md)."""
+    return json.dumps(value, separators=(",", ":")).encode()
 
 
 def prefix_in(body):

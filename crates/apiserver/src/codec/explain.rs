@@ -34,8 +34,8 @@ pub fn explain(
 ) -> Option<String> {
     let raw: &RawValue = serde_json::from_slice(json).ok()?;
     let schema = schemas.definition(definition)?;
-    let owner = short(definition).to_owned();
-    Walk { reader, schemas, root: definition, path: vec![], owner }.fields(raw, &schema)
+    Walk { reader, schemas, root: definition, path: vec![], owner: definition.to_owned() }
+        .fields(raw, &schema)
 }
 
 struct Walk<'a> {
@@ -45,7 +45,7 @@ struct Walk<'a> {
     root: &'a str,
     /// Struct fields from the root, without list indexes and map keys.
     path: Vec<String>,
-    /// The struct of the last field.
+    /// The definition with the last field.
     owner: String,
 }
 
@@ -53,18 +53,24 @@ impl Walk<'_> {
     /// Checks the fields of a struct.
     fn fields(&mut self, raw: &RawValue, schema: &Value) -> Option<String> {
         let properties = schema.get("properties")?;
+        let known = self.schemas.go_fields(&self.owner);
         for (name, value) in members(raw)? {
             let Some(field) = properties.get(&name) else { continue };
+            let go = known.iter().find(|go| go.name == name).copied().unwrap_or_default();
+            let depth = self.path.len();
+            self.path
+                .extend(go.embedded.split('.').filter(|one| !one.is_empty()).map(str::to_owned));
             self.path.push(name);
-            if let Some(found) = self.value(value, field) {
+            if let Some(found) = self.value(value, field, go.kind) {
                 return Some(found);
             }
-            self.path.pop();
+            self.path.truncate(depth);
         }
         None
     }
 
-    fn value(&mut self, raw: &RawValue, schema: &Value) -> Option<String> {
+    /// `named` is Go's name of the type, if the schema does not tell it.
+    fn value(&mut self, raw: &RawValue, schema: &Value, named: &str) -> Option<String> {
         let text = raw.get();
         if text == "null" {
             return None;
@@ -72,7 +78,11 @@ impl Walk<'_> {
         if let Some(name) = reference(schema) {
             return self.referenced(raw, name);
         }
-        let misfit = || Some(self.misfit(text, &go_type(schema)));
+        let misfit = || {
+            let plain = go_type(schema);
+            let wanted = if named.is_empty() { &plain } else { named };
+            Some(self.misfit(text, wanted, &plain))
+        };
         match (schema.get("type").and_then(Value::as_str)?, kind(text)) {
             ("string", "string") if self.reader == Reader::Json && is_binary(schema) => {
                 let encoded: String = serde_json::from_str(text).ok()?;
@@ -84,11 +94,14 @@ impl Walk<'_> {
             ("array", "array") => {
                 let items: Vec<&RawValue> = serde_json::from_str(text).ok()?;
                 let schema = schema.get("items")?;
-                items.into_iter().find_map(|item| self.value(item, schema))
+                let named = named.strip_prefix("[]").unwrap_or_default();
+                items.into_iter().find_map(|item| self.value(item, schema, named))
             }
             ("object", "object") => {
                 let values = schema.get("additionalProperties")?;
-                members(raw)?.into_iter().find_map(|(_, value)| self.value(value, values))
+                let named = named.strip_prefix("map[").and_then(|rest| rest.split_once(']'));
+                let named = named.map_or("", |(_, value)| value);
+                members(raw)?.into_iter().find_map(|(_, value)| self.value(value, values, named))
             }
             _ => misfit(),
         }
@@ -113,24 +126,26 @@ impl Walk<'_> {
                 "number" => text.parse::<i32>().is_ok(),
                 _ => false,
             };
-            return (!fits).then(|| self.misfit(text, "int32"));
+            return (!fits).then(|| self.misfit(text, "int32", "int32"));
         }
         if schema.get("properties").is_none() {
-            return self.value(raw, &schema);
+            return self.value(raw, &schema, "");
         }
         if kind(text) != "object" {
-            return Some(self.misfit(text, &versioned(name)));
+            let wanted = versioned(name);
+            return Some(self.misfit(text, &wanted, &wanted));
         }
-        let outer = std::mem::replace(&mut self.owner, short(name).to_owned());
+        let outer = std::mem::replace(&mut self.owner, name.to_owned());
         let found = self.fields(raw, &schema);
         self.owner = outer;
         found
     }
 
-    fn misfit(&self, text: &str, wanted: &str) -> String {
+    /// `wanted` is the type's name, `plain` the type behind it.
+    fn misfit(&self, text: &str, wanted: &str, plain: &str) -> String {
         match self.reader {
             Reader::Json => {}
-            Reader::Tree => return unrestorable(text, wanted),
+            Reader::Tree => return unrestorable(text, wanted, plain),
             Reader::Cbor => {
                 // The message names the outermost field.
                 return format!(
@@ -142,12 +157,12 @@ impl Walk<'_> {
             }
         }
         let kind = kind(text);
-        let is_number = wanted.starts_with("int") || wanted.starts_with("float");
+        let is_number = plain.starts_with("int") || plain.starts_with("float");
         let what =
             if kind == "number" && is_number { format!("number {text}") } else { kind.into() };
         format!(
             "json: cannot unmarshal {what} into Go struct field {}.{} of type {wanted}",
-            self.owner,
+            short(&self.owner),
             self.path.join(".")
         )
     }
@@ -155,7 +170,7 @@ impl Walk<'_> {
 
 /// The converter's message for a value that is not `wanted`. Go can convert an integer to a string and a
 /// number to another type of number: only these combinations are `cannot convert`.
-fn unrestorable(text: &str, wanted: &str) -> String {
+fn unrestorable(text: &str, wanted: &str, plain: &str) -> String {
     let is_whole = text.parse::<i64>().is_ok();
     let found = match kind(text) {
         "object" => "map",
@@ -164,16 +179,16 @@ fn unrestorable(text: &str, wanted: &str) -> String {
         "number" => "float64",
         kind => kind,
     };
-    let is_number = wanted.starts_with("int") || wanted.starts_with("float");
-    match wanted {
-        _ if wanted.starts_with("map[") => format!("cannot restore map from {found}"),
-        _ if wanted.starts_with("[]") => format!("cannot restore slice from {found}"),
-        _ if wanted.contains('.') => format!("cannot restore struct from: {found}"),
+    let is_number = plain.starts_with("int") || plain.starts_with("float");
+    match plain {
+        _ if plain.starts_with("map[") => format!("cannot restore map from {found}"),
+        _ if plain.starts_with("[]") => format!("cannot restore slice from {found}"),
+        _ if plain.contains('.') => format!("cannot restore struct from: {found}"),
         "string" if found == "int64" => format!("cannot convert {found} to {wanted}"),
         _ if is_number && matches!(found, "int64" | "float64") => {
             format!("cannot convert {found} to {wanted}")
         }
-        _ => format!("unrecognized type: {wanted}"),
+        _ => format!("unrecognized type: {plain}"),
     }
 }
 
@@ -301,6 +316,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::schemas::GoField;
 
     struct Schemas;
 
@@ -320,6 +336,8 @@ mod tests {
                     "data": { "type": "object", "additionalProperties": { "type": "string" } },
                     "port": { "$ref": "#/definitions/a.v1.Port" },
                     "key": { "type": "string", "format": "byte" },
+                    "mode": { "type": "string" },
+                    "modes": { "type": "array", "items": { "type": "string" } },
                 }}),
                 "a.v1.Port" => json!({ "type": "string", "format": "int-or-string" }),
                 "a.v1.SetSpec" => json!({ "properties": {
@@ -329,6 +347,16 @@ mod tests {
                 }}),
                 _ => return None,
             })
+        }
+
+        fn go_fields(&self, name: &str) -> Vec<GoField> {
+            let field = |name, kind, embedded| GoField { name, kind, embedded, definition: "" };
+            match name {
+                "a.v1.Set" => {
+                    vec![field("mode", "v1.Mode", "Inner.Deeper"), field("modes", "[]v1.Mode", "")]
+                }
+                _ => vec![],
+            }
         }
 
         fn revision(&self) -> String {
@@ -379,6 +407,18 @@ mod tests {
                     "json: cannot unmarshal object into Go struct field SetSpec.spec.parts of type []v1.SetSpec",
                 ),
             ),
+            (
+                r#"{"mode":1}"#,
+                Some(
+                    "json: cannot unmarshal number into Go struct field Set.Inner.Deeper.mode of type v1.Mode",
+                ),
+            ),
+            (
+                r#"{"modes":[{}]}"#,
+                Some(
+                    "json: cannot unmarshal object into Go struct field Set.modes of type v1.Mode",
+                ),
+            ),
             (r#"{"port":80}"#, None),
             (
                 r#"{"port":1.0}"#,
@@ -414,6 +454,8 @@ mod tests {
             (r#"{"spec":{"args":"x"}}"#, Some("cannot restore slice from string")),
             (r#"{"spec":[]}"#, Some("cannot restore struct from: slice")),
             (r#"{"data":true}"#, Some("cannot restore map from bool")),
+            (r#"{"mode":1}"#, Some("cannot convert int64 to v1.Mode")),
+            (r#"{"mode":true}"#, Some("unrecognized type: string")),
             (r#"{"spec":{"replicas":3}}"#, None),
         ] {
             let found = explain(Reader::Tree, json.as_bytes(), "a.v1.Set", &Schemas);

@@ -26,7 +26,7 @@ pub fn list(
     list: List,
     options: &TableOptions,
 ) -> Result<Response<Body>, StatusError> {
-    let metadata = metadata(&list);
+    let mut metadata = metadata(&list);
     match accept.shown_as {
         As::Itself => match accept.media {
             Media::Protobuf(protobuf) => {
@@ -36,7 +36,13 @@ pub fn list(
                 response.extensions_mut().insert(Large);
                 Ok(response)
             }
-            _ => items(accept, row, list, &metadata),
+            _ => {
+                // Go's type for lists of custom resources always has it.
+                if row.custom && list.continue_token.is_none() {
+                    metadata["continue"] = "".into();
+                }
+                items(accept, row, list, &metadata)
+            }
         },
         As::Table(version) => {
             let bytes = table::whole(version, row, &list.items, &metadata, options)?;

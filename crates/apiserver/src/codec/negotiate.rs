@@ -163,6 +163,17 @@ pub fn negotiate(
     if !clauses.iter().any(|clause| speaks.is_routed(clause.media, offer)) {
         return Err(not_routed(offer, speaks));
     }
+    choose(headers, query, offer, speaks)
+}
+
+/// The same for custom resources, which upstream's router does not know.
+pub fn choose(
+    headers: &HeaderMap,
+    query: &Query,
+    offer: Offer,
+    speaks: Speaks,
+) -> Result<Accept, StatusError> {
+    let clauses = clauses(headers);
     for clause in &clauses {
         let Some(shown_as) = shown_as(clause) else { continue };
         if offer == Offer::Answer && matches!(shown_as, As::Table(_)) {

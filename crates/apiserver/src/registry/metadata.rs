@@ -5,11 +5,12 @@ use machinery::field::{FieldErrors, Path};
 use machinery::names;
 use machinery::status::Reason;
 use machinery::{Object, ObjectMeta, OwnerReference, Time};
+use serde_json::Value;
 
 use super::store_key;
 use crate::StatusError;
 use crate::query::parse_unsigned;
-use crate::request::Key;
+use crate::request::{Key, RequestContext};
 use crate::resource::{MetadataPass, Resource};
 
 /// Maximum size of all annotations of an object. Upstream: 256 KiB.
@@ -60,6 +61,52 @@ fn tidy(meta: &mut ObjectMeta) {
     meta.owner_references.take_if(|owners| owners.is_empty());
     meta.generate_name.take_if(|prefix| prefix.is_empty());
     meta.managed_fields.take_if(|fields| fields.is_empty());
+}
+
+/// For [`drop_repeated_owners`]: owners that admission added.
+pub(super) const AFTER_ADMISSION: &str = " after mutating admission happens";
+
+/// Drops owners that are listed twice, with a warning.
+pub(super) fn drop_repeated_owners(ctx: &RequestContext, meta: &mut ObjectMeta, when: &str) {
+    let Some(owners) = meta.owner_references.as_mut().filter(|owners| owners.len() > 1) else {
+        return;
+    };
+    let mut kept: Vec<OwnerReference> = vec![];
+    let mut repeated = vec![];
+    for owner in owners.drain(..) {
+        if kept.contains(&owner) {
+            repeated.push(owner.uid);
+        } else {
+            kept.push(owner);
+        }
+    }
+    *owners = kept;
+    if !repeated.is_empty() {
+        ctx.warn(format!(
+            ".metadata.ownerReferences contains duplicate entries{when}; API server dedups owner references in 1.20+, \
+             and may reject such requests as early as 1.24; please fix your requests; duplicate UID(s) observed: {}",
+            repeated.join(", ")
+        ));
+    }
+}
+
+/// A patch of a custom resource keeps its kind and version.
+pub(super) fn check_custom_type(
+    row: &Resource,
+    patched: &Value,
+    shown: &dyn Object,
+) -> Result<(), StatusError> {
+    let mut errors = FieldErrors::default();
+    for (field, own) in [("kind", shown.kind()), ("apiVersion", shown.api_version())] {
+        let given = patched[field].as_str().unwrap_or(own);
+        if row.custom && given != own {
+            errors.invalid(&Path::new(field), given, &format!("must be {own}"));
+        }
+    }
+    match errors.is_empty() {
+        true => Ok(()),
+        false => Err(StatusError::invalid(&row.group, &row.kind, shown.name(), errors)),
+    }
 }
 
 /// Copies the fields that an update cannot change from the old state.
@@ -122,11 +169,12 @@ pub(super) fn check_place(
             key.name
         ))),
         name if name == key.name => Ok(()),
-        name => Err(StatusError::bad_request(format!(
-            "the name of the object ({name}) does not match the name on the URL ({})",
-            key.name
-        ))),
+        name => Err(StatusError::bad_request(other_name(name, &key.name))),
     }
+}
+
+pub(super) fn other_name(found: &str, wanted: &str) -> String {
+    format!("the name of the object ({found}) does not match the name on the URL ({wanted})")
 }
 
 /// The uid and resourceVersion in an update are preconditions.
@@ -214,7 +262,7 @@ pub(super) fn validate_new(row: &Resource, object: &dyn Object) -> FieldErrors {
 
 fn validate_prefix(row: &Resource, object: &dyn Object, path: &Path, errors: &mut FieldErrors) {
     let prefix = object.meta().generate_name.as_deref().unwrap_or_default();
-    if prefix.is_empty() {
+    if prefix.is_empty() || !row.settings.metadata_rules.checks_prefix {
         return;
     }
     let own = row.strategy.own_name_errors(object, prefix);
@@ -235,6 +283,10 @@ fn masked(prefix: &str) -> String {
 const STANDARD_FINALIZERS: &[&str] = &["kubernetes", "orphan", "foregroundDeletion"];
 
 fn validate_common(row: &Resource, meta: &ObjectMeta, path: &Path, errors: &mut FieldErrors) {
+    if let Some(generation) = meta.generation.filter(|generation| *generation < 0) {
+        let detail = "must be greater than or equal to 0";
+        errors.invalid(&path.child("generation"), generation, detail);
+    }
     validate_maps(meta, path, errors);
     validate_owners(meta, path, errors);
     validate_finalizers(meta, path, errors);
@@ -460,6 +512,7 @@ mod tests {
     use k8s_openapi::api::core::v1::ConfigMap;
 
     use super::*;
+    use crate::request::UserInfo;
     use crate::resource::MetadataRules;
 
     /// L: labels, A: annotations, F: finalizers, d: a finalizer without a domain, N: a new finalizer.
@@ -521,5 +574,57 @@ mod tests {
         }
         assert_eq!(reported(MetadataRules::WHOLE, "status", false), "LAFLALAd");
         assert_eq!(reported(MetadataRules::FULL, "", true), "LAFNLANLAd");
+    }
+
+    #[test]
+    fn repeated_owners_are_dropped_with_a_warning() {
+        let row = crate::testing::row::<ConfigMap>("configmaps", &[], true);
+        let ctx = RequestContext::new(UserInfo::default(), row.into(), "");
+        let owner = |uid: &str, name: &str| OwnerReference {
+            uid: uid.into(),
+            name: name.into(),
+            ..OwnerReference::default()
+        };
+        let mut meta = ObjectMeta {
+            owner_references: Some(vec![owner("u", "a"), owner("u", "b"), owner("u", "a")]),
+            ..ObjectMeta::default()
+        };
+        drop_repeated_owners(&ctx, &mut meta, "");
+        assert_eq!(meta.owner_references.as_deref(), Some(&[owner("u", "a"), owner("u", "b")][..]));
+        let warnings = ctx.take_warnings();
+        assert_eq!(warnings.len(), 1, "{warnings:?}");
+        assert!(warnings[0].ends_with("duplicate UID(s) observed: u"), "{warnings:?}");
+        drop_repeated_owners(&ctx, &mut meta, AFTER_ADMISSION);
+        assert!(ctx.take_warnings().is_empty());
+    }
+
+    #[test]
+    fn a_patch_keeps_the_type_of_a_custom_resource() {
+        let mut row = crate::testing::row::<ConfigMap>("configmaps", &[], true);
+        row.custom = true;
+        let shown = ConfigMap::default();
+        let check = |patched: Value| check_custom_type(&row, &patched, &shown);
+        assert!(check(serde_json::json!({ "kind": "ConfigMap", "apiVersion": "v1" })).is_ok());
+        let error = check(serde_json::json!({ "kind": "Other", "apiVersion": "v1" }));
+        let error = error.expect_err("another kind");
+        assert_eq!(error.code, 422);
+        assert!(error.message.ends_with("kind: Invalid value: \"Other\": must be ConfigMap"));
+    }
+
+    #[test]
+    fn generations_are_not_negative_and_some_prefixes_are_unchecked() {
+        let mut row = crate::testing::row::<ConfigMap>("configmaps", &[], true);
+        let mut object = ConfigMap::default();
+        object.metadata.name = Some("a".into());
+        object.metadata.namespace = Some("b".into());
+        object.metadata.generation = Some(-1);
+        object.metadata.generate_name = Some("A b".into());
+        let fields = |row: &Resource| -> Vec<String> {
+            validate_new(row, &object).0.iter().map(|error| error.field.clone()).collect()
+        };
+        row.settings.name_errors = names::dns1123_subdomain;
+        assert_eq!(fields(&row), ["metadata.generateName", "metadata.generation"]);
+        row.settings.metadata_rules.checks_prefix = false;
+        assert_eq!(fields(&row), ["metadata.generation"]);
     }
 }

@@ -1,37 +1,26 @@
 //! Upstream's error for a JSON or merge patch whose result is not a valid object of its kind.
 //!
 //! In: the patched tree, the patch, the reason. Out: the 422 with the whole text, in the order of Go's patch:
-//! the parts that the patch touched are sorted, the rest is in the order of Go's structs. Of these only
-//! metadata is known here, the part that every object has.
+//! the parts that the patch touched are sorted, the rest is in the order of Go's structs.
 
 use machinery::StatusError;
 use machinery::field::{FieldErrors, Path};
 use serde_json::{Map, Value};
 
-const METADATA: &[&str] = &[
-    "name",
-    "generateName",
-    "namespace",
-    "selfLink",
-    "uid",
-    "resourceVersion",
-    "generation",
-    "creationTimestamp",
-    "deletionTimestamp",
-    "deletionGracePeriodSeconds",
-    "labels",
-    "annotations",
-    "ownerReferences",
-    "finalizers",
-    "managedFields",
-];
-const MANAGED: &[&str] =
-    &["manager", "operation", "apiVersion", "time", "fieldsType", "fieldsV1", "subresource"];
+use crate::schemas::SchemaSource;
 
 /// The error of a patch.
-pub(super) fn misfit(patched: &Value, patch: &[u8], why: &str) -> StatusError {
+pub(super) fn misfit(
+    patched: &Value,
+    patch: &[u8],
+    why: &str,
+    (schemas, definition): (&dyn SchemaSource, &str),
+) -> StatusError {
+    let patch: Value = serde_json::from_slice(patch).unwrap_or_default();
+    let mut shown = String::new();
+    write(patched, Some(&Touched::by(&patch)), (schemas, definition), &mut shown);
     let mut errors = FieldErrors::default();
-    errors.invalid(&Path::new("patch"), text(patched, patch), why);
+    errors.invalid(&Path::new("patch"), shown, why);
     StatusError::invalid("", "", "", errors)
 }
 
@@ -59,54 +48,103 @@ fn printed(value: &Value) -> String {
     }
 }
 
-fn text(patched: &Value, patch: &[u8]) -> String {
-    let patch: Value = serde_json::from_slice(patch).unwrap_or_default();
-    let touches = match &patch {
-        Value::Array(steps) => steps
-            .iter()
-            .any(|step| step["path"].as_str().is_some_and(|path| path.starts_with("/metadata"))),
-        patch => patch["metadata"].is_object(),
-    };
-    let Value::Object(fields) = patched else { return patched.to_string() };
-    object(&sorted(fields), |name, value| match (name, value) {
-        ("metadata", Value::Object(metadata)) if !touches => metadata_text(metadata),
-        (_, value) => value.to_string(),
-    })
-}
+/// The objects that a patch opened, by their fields. Go writes these from maps.
+#[derive(Default)]
+struct Touched(Vec<(String, Self)>);
 
-fn metadata_text(metadata: &Map<String, Value>) -> String {
-    object(&ordered(metadata, METADATA), |name, value| match (name, value) {
-        ("managedFields", Value::Array(entries)) => {
-            let entry = |entry: &Value| match entry {
-                Value::Object(entry) => {
-                    object(&ordered(entry, MANAGED), |_, value| value.to_string())
+impl Touched {
+    fn by(patch: &Value) -> Self {
+        match patch {
+            Value::Array(steps) => {
+                let mut all = Self::default();
+                for path in steps.iter().filter_map(|step| step["path"].as_str()) {
+                    let mut at = &mut all;
+                    let steps: Vec<&str> = path.split('/').skip(1).collect();
+                    for step in steps.iter().take(steps.len().saturating_sub(1)) {
+                        at = at.field(&step.replace("~1", "/").replace("~0", "~"));
+                    }
                 }
-                other => other.to_string(),
-            };
-            format!("[{}]", entries.iter().map(entry).collect::<Vec<_>>().join(","))
+                all
+            }
+            Value::Object(fields) => {
+                let objects = fields.iter().filter(|(_, value)| value.is_object());
+                Self(objects.map(|(name, value)| (name.clone(), Self::by(value))).collect())
+            }
+            _ => Self::default(),
         }
-        (_, value) => value.to_string(),
-    })
+    }
+
+    fn field(&mut self, name: &str) -> &mut Self {
+        let at = self.0.iter().position(|(one, _)| one == name).unwrap_or_else(|| {
+            self.0.push((name.to_owned(), Self::default()));
+            self.0.len() - 1
+        });
+        &mut self.0[at].1
+    }
+
+    fn get(&self, name: &str) -> Option<&Self> {
+        self.0.iter().find(|(one, _)| one == name).map(|(_, inner)| inner)
+    }
 }
 
-type Fields<'a> = Vec<(&'a str, &'a Value)>;
+/// Writes a value; an empty definition stands for a map.
+fn write(
+    value: &Value,
+    touched: Option<&Touched>,
+    of: (&dyn SchemaSource, &str),
+    out: &mut String,
+) {
+    match value {
+        Value::Object(fields) => write_object(fields, touched, of, out),
+        Value::Array(items) => {
+            out.push('[');
+            for (index, item) in items.iter().enumerate() {
+                let comma = if index == 0 { "" } else { "," };
+                out.push_str(comma);
+                let inner = touched.and_then(|touched| touched.get(&index.to_string()));
+                write(item, inner, of, out);
+            }
+            out.push(']');
+        }
+        other => out.push_str(&other.to_string()),
+    }
+}
 
-fn sorted(fields: &Map<String, Value>) -> Fields<'_> {
-    let mut all: Fields<'_> = fields.iter().map(|(name, value)| (name.as_str(), value)).collect();
+fn write_object(
+    fields: &Map<String, Value>,
+    touched: Option<&Touched>,
+    (schemas, definition): (&dyn SchemaSource, &str),
+    out: &mut String,
+) {
+    let known = schemas.go_fields(definition);
+    let place = |name: &str| known.iter().position(|field| field.name == name);
+    let mut all: Vec<(&String, &Value)> = fields.iter().collect();
+    all.sort_unstable_by_key(|(name, _)| *name);
+    if touched.is_none() {
+        all.sort_by_key(|(name, _)| place(name));
+    }
+    out.push('{');
+    for (index, (name, value)) in all.into_iter().enumerate() {
+        if index > 0 {
+            out.push(',');
+        }
+        out.push_str(&Value::from(name.as_str()).to_string());
+        out.push(':');
+        // The elements of a map have the map's definition.
+        let inner = match place(name) {
+            Some(at) => known[at].definition,
+            None if known.is_empty() => definition,
+            None => "",
+        };
+        write(value, touched.and_then(|touched| touched.get(name)), (schemas, inner), out);
+    }
+    out.push('}');
+}
+
+fn sorted(fields: &Map<String, Value>) -> Vec<(&str, &Value)> {
+    let mut all: Vec<_> = fields.iter().map(|(name, value)| (name.as_str(), value)).collect();
     all.sort_unstable_by_key(|(name, _)| *name);
     all
-}
-
-fn ordered<'a>(fields: &'a Map<String, Value>, order: &[&str]) -> Fields<'a> {
-    let mut all = sorted(fields);
-    all.sort_by_key(|(name, _)| order.iter().position(|known| known == name));
-    all
-}
-
-fn object(fields: &Fields<'_>, show: impl Fn(&str, &Value) -> String) -> String {
-    let members =
-        fields.iter().map(|(name, value)| format!("{}:{}", Value::from(*name), show(name, value)));
-    format!("{{{}}}", members.collect::<Vec<_>>().join(","))
 }
 
 #[cfg(test)]
@@ -114,23 +152,60 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::schemas::GoField;
+
+    struct Schemas;
+
+    impl SchemaSource for Schemas {
+        fn definition_name(&self, _: &str, _: &str, _: &str) -> Option<String> {
+            None
+        }
+
+        fn knows(&self, _: &str) -> bool {
+            true
+        }
+
+        fn definition(&self, _: &str) -> Option<Value> {
+            None
+        }
+
+        fn go_fields(&self, name: &str) -> Vec<GoField> {
+            let field = |name, definition| GoField { name, definition, kind: "", embedded: "" };
+            match name {
+                "Kind" => {
+                    vec![field("kind", ""), field("metadata", "Meta"), field("parts", "Part")]
+                }
+                "Meta" => vec![field("name", ""), field("labels", "")],
+                "Part" => vec![field("z", ""), field("a", "Meta")],
+                _ => vec![],
+            }
+        }
+
+        fn revision(&self) -> String {
+            String::new()
+        }
+    }
 
     #[test]
     fn untouched_parts_are_in_gos_order() {
         let patched = json!({
-            "metadata": { "uid": "u", "name": "n", "managedFields": [{ "time": "t", "manager": "m" }] },
-            "kind": "K", "bogus": 1,
+            "parts": [{ "a": { "labels": { "y": "1", "x": "2" }, "name": "n" }, "z": 1 }],
+            "metadata": { "labels": {}, "name": "n" }, "kind": "K", "bogus": 1,
         });
-        // In the order of the tree.
-        let touched = format!(r#"{{"bogus":1,"kind":"K","metadata":{}}}"#, patched["metadata"]);
-        for (patch, expected) in [
-            (
-                json!({ "bogus": 1 }),
-                r#"{"bogus":1,"kind":"K","metadata":{"name":"n","uid":"u","managedFields":[{"manager":"m","time":"t"}]}}"#,
-            ),
-            (json!({ "metadata": { "uid": "u" } }), touched.as_str()),
+        let parts = r#"[{"z":1,"a":{"name":"n","labels":{"x":"2","y":"1"}}}]"#;
+        let opened = r#"[{"a":{"name":"n","labels":{"x":"2","y":"1"}},"z":1}]"#;
+        let meta = r#"{"name":"n","labels":{}}"#;
+        let sorted = r#"{"labels":{},"name":"n"}"#;
+        for (patch, meta, parts) in [
+            (json!({ "bogus": 1 }), meta, parts),
+            (json!({ "metadata": { "x": null } }), sorted, parts),
+            (json!([{ "op": "add", "path": "/metadata/x" }]), sorted, parts),
+            (json!([{ "op": "add", "path": "/parts/0/z" }]), meta, opened),
         ] {
-            assert_eq!(text(&patched, patch.to_string().as_bytes()), expected);
+            let error = misfit(&patched, patch.to_string().as_bytes(), "w", (&Schemas, "Kind"));
+            let shown = format!(r#"{{"bogus":1,"kind":"K","metadata":{meta},"parts":{parts}}}"#);
+            let expected = format!(" \"\" is invalid: patch: Invalid value: {shown:?}: w");
+            assert_eq!(error.message, expected, "{patch}");
         }
     }
 

@@ -115,6 +115,7 @@ impl Registry {
         strategy.default(&mut *object);
         // Before the server sets missing fields. Apply did this when it merged.
         metadata::wipe_system_fields(object.meta_mut());
+        metadata::drop_repeated_owners(ctx, object.meta_mut(), "");
         if new != New::Applied {
             self.own(ctx, &mut *object, None);
         }
@@ -124,6 +125,7 @@ impl Registry {
         let mut attributes =
             Attributes::new(ctx, self, Operation::Create, &key, Some(&mut object), None, &options);
         self.chain().admit(&mut attributes).await?;
+        metadata::drop_repeated_owners(ctx, object.meta_mut(), metadata::AFTER_ADMISSION);
         strategy.default(&mut *object);
         strategy.prepare_create(ctx, &mut *object);
         self.settle(ctx, &mut *object, None).await?;
@@ -210,7 +212,10 @@ impl Registry {
         if let Some(allocator) = &row.allocator {
             allocator.allocate(self, ctx, object, old).await?;
         }
-        object.meta_mut().resource_version = None;
+        // Nothing is stored by a dry run: a creator's own version is shown.
+        if before.is_some() || !ctx.dry_run {
+            object.meta_mut().resource_version = None;
+        }
         let mut encoded = object.encode();
         let (expected, outcome) = match before {
             None => (Revision(0), Outcome::Created),
@@ -247,6 +252,9 @@ impl Registry {
         metadata::check_preconditions(row, &*object, &*old)?;
         let pinned = names_its_revision(intent);
         row.strategy.default(&mut *object);
+        if matches!(intent, Intent::Update { .. }) {
+            metadata::drop_repeated_owners(ctx, object.meta_mut(), "");
+        }
         if self.owns_by_update(ctx, intent) {
             self.own(ctx, &mut *object, Some(&mut *old));
         }
@@ -265,6 +273,7 @@ impl Registry {
             &options,
         );
         self.chain().admit(&mut attributes).await?;
+        metadata::drop_repeated_owners(ctx, object.meta_mut(), metadata::AFTER_ADMISSION);
         self.prepare_update(ctx, &mut *object, &mut *old).await?;
         let attributes = Attributes::new(
             ctx,
@@ -409,6 +418,10 @@ impl Registry {
         let mut before = view.view(old)?;
         managed::show_in_view(&**view, &mut *before, old);
         let mut after = self.apply_intent(ctx, intent, &*before, view.codec())?;
+        if is_apply(intent) && after.name() != before.name() {
+            let why = metadata::other_name(after.name(), before.name());
+            return Err(StatusError::bad_request(why));
+        }
         let version = after.meta_mut().resource_version.take();
         let mut object = old.boxed_clone();
         view.merge(&*after, &mut *object)?;
@@ -444,6 +457,9 @@ impl Registry {
                 if *kind == PatchKind::Merge {
                     check_merge_patch(body)?;
                 }
+                if *kind == PatchKind::Strategic && !check_strategic_patch(body)? {
+                    return Ok(shown.boxed_clone());
+                }
                 let before = shown.to_value();
                 let patched = match kind {
                     PatchKind::Json => patch::json(&before, body),
@@ -454,6 +470,7 @@ impl Registry {
                     PatchKind::Apply { .. } => unreachable!("answered above"),
                 };
                 let mut patched = patched.map_err(patch_error)?;
+                metadata::check_custom_type(row, &patched, shown)?;
                 if *kind == PatchKind::Strategic {
                     keep_type(&mut patched, &before);
                 }
@@ -469,7 +486,11 @@ impl Registry {
                         .decoded(ctx, Ok(decoded.map_err(refused)?))
                         .map_err(|error| misfit_tree(body, &error.message));
                 }
-                let refused = |why: &str| misfit(&patched, body, why);
+                let version = shown.api_version();
+                let (group, version) = version.split_once('/').unwrap_or(("", version));
+                let definition = self.schemas().definition_name(group, version, shown.kind());
+                let of = (self.schemas(), definition.as_deref().unwrap_or_default());
+                let refused = |why: &str| misfit(&patched, body, why, of);
                 if let Some(why) = self.other_kind(row, &patched, shown) {
                     return Err(refused(&why));
                 }
@@ -728,18 +749,29 @@ pub(super) fn write_options(kind: &str, ctx: &RequestContext) -> Value {
 /// A merge patch must be an object; otherwise the error is Go's.
 fn check_merge_patch(body: &[u8]) -> Result<(), StatusError> {
     let refused = |why: String| StatusError::bad_request(format!("error decoding patch: {why}"));
-    gojson::check(body).map_err(refused)?;
+    match not_a_map(body).map_err(refused)? {
+        true => Err(StatusError::bad_request("Invalid JSON Patch")),
+        false => Ok(()),
+    }
+}
+
+/// The same for a strategic merge patch. Returns false for `null`, which changes nothing.
+fn check_strategic_patch(body: &[u8]) -> Result<bool, StatusError> {
+    not_a_map(body).map(|is_null| !is_null).map_err(StatusError::bad_request)
+}
+
+/// Whether a patch is `null`; Go's error if it is neither that nor an object.
+fn not_a_map(body: &[u8]) -> Result<bool, String> {
+    gojson::check(body)?;
     let what = match body.trim_ascii_start().first() {
-        Some(b'{') => return Ok(()),
-        Some(b'n') => return Err(StatusError::bad_request("Invalid JSON Patch")),
+        Some(b'{') => return Ok(false),
+        Some(b'n') => return Ok(true),
         Some(b'[') => "array",
         Some(b'"') => "string",
         Some(b't' | b'f') => "bool",
         _ => "number",
     };
-    Err(refused(format!(
-        "json: cannot unmarshal {what} into Go value of type map[string]interface {{}}"
-    )))
+    Err(format!("json: cannot unmarshal {what} into Go value of type map[string]interface {{}}"))
 }
 
 fn parse_json(body: &[u8]) -> Result<Value, StatusError> {

@@ -14,7 +14,7 @@ use crate::audit::Trail;
 use crate::authn::LocalIdentity;
 use crate::authz::{Attributes, Decision, decide, forbidden};
 use crate::codec::decode::{BodyFormat, Wanted, body_format};
-use crate::codec::negotiate::{Messages, Offer, Speaks, negotiate};
+use crate::codec::negotiate::{Messages, Offer, Speaks, choose, negotiate};
 use crate::codec::protobuf::Protobuf;
 use crate::codec::table::TableOptions;
 use crate::codec::{Accept, cbor};
@@ -69,6 +69,8 @@ impl Call {
         // Streams have other forms of answers.
         let accept = if is_stream {
             Accept::JSON
+        } else if row.custom {
+            choose(&parts.headers, &query, offer, speaks)?
         } else {
             negotiate(&parts.headers, &query, offer, speaks)?
         };

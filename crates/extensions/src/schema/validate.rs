@@ -264,15 +264,16 @@ fn check_number(number: &Number, schema: &Schema, path: &str) -> Outcome {
     let shown =
         |bound: f64| if integer.is_some() { (bound as i64).to_string() } else { go_float(bound) };
     let bound = |bound: f64| if integer.is_some() { (bound as i64) as f64 } else { bound };
-    if let Some(factor) = checks.multiple_of.filter(|factor| *factor <= 0.0) {
-        // The schema is at fault. Upstream says so at the value, and shows the factor in its place.
+    if let Some(factor) = checks.multiple_of.map(bound).filter(|factor| *factor <= 0.0) {
+        // The schema is at fault, or its factor is a fraction and the value an integer. Upstream says so at the
+        // value, and shows the factor in its place.
         let shown = go_float(factor);
         let text = format!("factor MultipleOf declared for {path} must be positive: {shown}");
         let message = format!("Invalid value: {shown}: {text}");
         all.add(Wrong { path: Some(path.into()), reason: "FieldValueInvalid", message, text });
     } else if let Some(factor) = checks.multiple_of {
         let fits = match integer {
-            Some(value) => (factor as i64) != 0 && value % (factor as i64) == 0,
+            Some(value) => value % (factor as i64) == 0,
             None => (float / factor).fract() == 0.0,
         };
         if !fits {
@@ -498,6 +499,15 @@ mod tests {
         let errors = validate(&json!({ "f": given }), None, &schema, "");
         let summary = if errors.is_empty() { String::new() } else { errors.summary() };
         assert_eq!(summary, expected, "{given}");
+    }
+
+    #[test]
+    fn integers_are_multiples_of_whole_factors() {
+        let half = json!({ "type": "number", "multipleOf": 0.5 });
+        check_f(half.clone(), json!(1.5), "");
+        let positive = "factor MultipleOf declared for f must be positive: 0";
+        check_f(half, json!(1), &format!("f: Invalid value: 0: {positive}"));
+        check_f(json!({ "type": "number", "multipleOf": 2.5 }), json!(4), "");
     }
 
     #[test]

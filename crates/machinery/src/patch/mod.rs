@@ -125,6 +125,18 @@ pub fn json(document: &Value, patch: &[u8]) -> Result<Value, PatchError> {
         {
             continue;
         }
+        // Upstream: a replacement sets what an object lacks.
+        let set;
+        let operation = match operation {
+            json_patch::PatchOperation::Replace(replace)
+                if lacks(&document, &replace.path.to_string()) =>
+            {
+                let (path, value) = (replace.path.clone(), replace.value.clone());
+                set = json_patch::PatchOperation::Add(json_patch::AddOperation { path, value });
+                &set
+            }
+            other => other,
+        };
         // The result of a failed patch is dropped: it needs no undo, which panics after some moves.
         json_patch::patch_unsafe(&mut document, std::slice::from_ref(operation)).map_err(
             |mut error| {
@@ -175,6 +187,19 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_replacement_sets_what_an_object_lacks() {
+        let document = json!({ "a": { "b": 1 }, "list": [1] });
+        let check = |path: &str, expected: Option<Value>| {
+            let patch = json!([{ "op": "replace", "path": path, "value": 2 }]).to_string();
+            assert_eq!(super::json(&document, patch.as_bytes()).ok(), expected, "{path}");
+        };
+        check("/a/b", Some(json!({ "a": { "b": 2 }, "list": [1] })));
+        check("/a/c", Some(json!({ "a": { "b": 1, "c": 2 }, "list": [1] })));
+        check("/none/c", None);
+        check("/list/1", None);
+    }
 
     #[test]
     fn copies_do_not_blow_up() {

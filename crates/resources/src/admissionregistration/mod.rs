@@ -195,7 +195,8 @@ fn client_config(at: &At<'_>) {
 
 fn webhook_url(at: &At<'_>) {
     const FORM: &str = "; desired format: https://host[/path]";
-    let (scheme, rest) = at.str().split_once("://").unwrap_or(("", at.str()));
+    // Without a scheme all of it is a path.
+    let (scheme, rest) = at.str().split_once("://").unwrap_or_default();
     let host = rest.split(['/', '?', '#']).next().unwrap_or_default();
     if scheme != "https" {
         at.invalid_as(scheme, &format!("'https' is the only allowed URL scheme{FORM}"));
@@ -520,5 +521,29 @@ fn param_ref(at: &At<'_>) {
     let action = at.get("parameterNotFoundAction");
     if action.need() {
         action.one_of(&["Deny", "Allow"]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::validate::at::judge;
+
+    #[test]
+    fn an_address_without_a_scheme_has_no_host() {
+        let check = |url: &str, expected: &[&str]| {
+            let errors = judge(&json!(url), webhook_url);
+            let texts: Vec<String> = errors.0.iter().map(ToString::to_string).collect();
+            assert_eq!(texts.len(), expected.len(), "{texts:?}");
+            assert!(
+                texts.iter().zip(expected).all(|(text, part)| text.contains(part)),
+                "{texts:?}"
+            );
+        };
+        check("https://a/b", &[]);
+        check("http://a", &["the only allowed URL scheme"]);
+        check("x", &["the only allowed URL scheme", "host must be specified"]);
     }
 }

@@ -184,7 +184,12 @@ fn request(at: &At<'_>) {
     usages.need();
     usages.items().for_each(|usage| usage.one_of(USAGES));
     usages.unique(|usage| usage.str().to_owned(), Clone::clone);
-    signer_name(&spec.get("signerName"));
+    let signer = spec.get("signerName");
+    if signer.is("kubernetes.io/legacy-unknown") {
+        signer.invalid("the legacy signerName is not allowed via this API version");
+    } else {
+        signer_name(&signer);
+    }
     let lifetime = spec.get("expirationSeconds");
     if lifetime.number().is_some_and(|seconds| seconds < MIN_SECONDS) {
         lifetime.invalid("may not specify a duration less than 600 seconds (10 minutes)");

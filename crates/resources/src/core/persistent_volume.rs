@@ -163,6 +163,8 @@ fn capacity(at: &At<'_>) {
 }
 
 fn volume_update(at: &At<'_>, old: &At<'_>) {
+    // Upstream's strategy checks it, and so does its rule for updates.
+    volume(at);
     volume(at);
     let (spec, before) = (at.get("spec"), old.get("spec"));
     let (mut new, was) = (volumes::source_part(spec.value), volumes::source_part(before.value));

@@ -32,7 +32,7 @@ pub(crate) static KIND: Kind<PersistentVolumeClaim> = Kind {
         metadata: MetadataRules::UPDATE_AND_WHOLE,
         ..Rules::NONE
     },
-    warnings: Some(|at, out| warnings::claim(&at.get("spec"), out)),
+    warnings: Some(warnings::whole_claim),
     warns_on_update: Updates::All,
     returns_deleted: true,
     columns: &[

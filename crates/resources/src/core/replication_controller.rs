@@ -1,5 +1,6 @@
 //! ReplicationController: a number of pods that are all the same; ReplicaSets came after it.
 
+use apiserver::resource::MetadataRules;
 use k8s_openapi::api::core::v1::{Container, ReplicationController};
 
 use super::podspec;
@@ -24,6 +25,7 @@ pub(crate) static KIND: Kind<ReplicationController> = Kind {
     rules: Rules {
         create: workloads::replication_controller,
         parts: &[("status", workloads::counts)],
+        metadata: MetadataRules { checks_prefix: false, ..MetadataRules::FULL },
         ..Rules::NONE
     },
     warnings: Some(|at, out| warnings::hostname(at, "spec.template", out)),

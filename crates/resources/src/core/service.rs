@@ -29,7 +29,7 @@ use super::families;
 use crate::connect::{PROXY_VERBS, Target, to};
 use crate::defaults::fill;
 use crate::kind::{
-    Fields, Hooks, Kind, Made, Rules, STATUS, Sub, age, field, name, spec_and_status, wide,
+    Fields, Hooks, Kind, Made, Rules, STATUS, Sub, Updates, age, field, name, spec_and_status, wide,
 };
 use crate::print::{labels, or_none};
 use crate::validate::guard::Of;
@@ -75,6 +75,7 @@ pub(crate) static KIND: Kind<Service> = Kind {
         create_on_update: true,
         ..Rules::NONE
     },
+    warns_on_update: Updates::All,
     warnings: Some(validate::warnings::service),
     status_warnings: Some(validate::warnings::addresses::load_balancer),
     returns_deleted: true,

@@ -1,9 +1,10 @@
 //! ServiceAccount: who pods are.
 
+use apiserver::request::RequestContext;
 use apiserver::resource::{Behaviour, MetadataRules};
-use k8s_openapi::api::core::v1::ServiceAccount;
+use k8s_openapi::api::core::v1::{ObjectReference, ServiceAccount};
 
-use crate::kind::{Kind, Made, Rules, Sub, Updates, age, name};
+use crate::kind::{Hooks, Kind, Made, Rules, Sub, Updates, age, name};
 use crate::validate::warnings;
 
 pub(crate) static KIND: Kind<ServiceAccount> = Kind {
@@ -23,5 +24,33 @@ pub(crate) static KIND: Kind<ServiceAccount> = Kind {
     warnings: Some(warnings::kinds::service_account),
     warns_on_update: Updates::All,
     columns: &[name(), age()],
+    hooks: &NamesOnly,
     ..Kind::BASE
 };
+
+/// References to secrets keep their name alone. Upstream: `cleanSecretReferences`.
+struct NamesOnly;
+
+impl NamesOnly {
+    fn clean(account: &mut ServiceAccount) {
+        for secret in account.secrets.iter_mut().flatten() {
+            let name = secret.name.take();
+            *secret = ObjectReference { name, ..ObjectReference::default() };
+        }
+    }
+}
+
+impl Hooks<ServiceAccount> for NamesOnly {
+    fn prepare_create(&self, _ctx: &RequestContext, account: &mut ServiceAccount) {
+        Self::clean(account);
+    }
+
+    fn prepare_update(
+        &self,
+        _ctx: &RequestContext,
+        account: &mut ServiceAccount,
+        _old: &ServiceAccount,
+    ) {
+        Self::clean(account);
+    }
+}

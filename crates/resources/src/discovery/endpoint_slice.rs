@@ -65,11 +65,15 @@ fn addresses(slice: &EndpointSlice) -> String {
 }
 
 fn endpoint_slice(at: &At<'_>) {
+    kind_and_ports(at);
+    slice_endpoints(at);
+}
+
+fn kind_and_ports(at: &At<'_>) {
     let kind = at.get("addressType");
     if kind.need() {
         kind.one_of(&["FQDN", "IPv4", "IPv6"]);
     }
-    slice_endpoints(at);
     slice_ports(&at.get("ports"));
 }
 
@@ -178,6 +182,36 @@ fn slice_ports(list: &At<'_>) {
 }
 
 fn endpoint_slice_update(at: &At<'_>, old: &At<'_>) {
-    endpoint_slice(at);
+    kind_and_ports(at);
+    // What an older release stored stays.
+    if at.get("endpoints").value != old.get("endpoints").value {
+        slice_endpoints(at);
+    }
     at.get("addressType").unchanged(&old.get("addressType"));
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::validate::at::{judge, judge_both};
+
+    #[test]
+    fn ports_come_first_and_old_endpoints_stay() {
+        let slice = |port: &str| json!({"addressType": "IPv4", "endpoints": [{"addresses": []}], "ports": [{"name": port, "protocol": "TCP"}]});
+        let fields = |errors: machinery::field::FieldErrors| -> Vec<String> {
+            errors.0.iter().map(|error| error.field.clone()).collect()
+        };
+        let (bad, good) = (slice("A"), slice("a"));
+        let created = fields(judge(&bad, endpoint_slice));
+        assert_eq!(created.first().map(String::as_str), Some("ports[0].name"));
+        assert_eq!(created.last().map(String::as_str), Some("endpoints[0].addresses"));
+        assert!(fields(judge_both(&good, &good, endpoint_slice_update)).is_empty());
+        let emptied = json!({"addressType": "IPv4", "ports": good["ports"]});
+        assert_eq!(
+            fields(judge_both(&good, &emptied, endpoint_slice_update)),
+            ["endpoints[0].addresses"]
+        );
+    }
 }

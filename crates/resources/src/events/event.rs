@@ -14,7 +14,8 @@ use machinery::{Object, StatusError, Time, names};
 use crate::generic::Form;
 use crate::kind::{Fields, Kind, Rules, as_name, field, wide};
 use crate::print::since;
-use crate::validate;
+use crate::validate::at::At;
+use crate::validate::{self, internal};
 
 /// Upstream's `--event-ttl`, of the whole process.
 static TTL_SECONDS: AtomicI64 = AtomicI64::new(3600);
@@ -32,7 +33,7 @@ pub(crate) static KIND: Form<core::Event, events::Event> = Form {
     kind: Kind {
         rules: Rules {
             create: validate::core::new_event,
-            update: Some(|new, _| validate::core::event(new)),
+            update: Some(event_update),
             metadata: MetadataRules { last: true, ..MetadataRules::FULL },
             ..RULES
         },
@@ -41,6 +42,50 @@ pub(crate) static KIND: Form<core::Event, events::Event> = Form {
     conversion: || Arc::new(Forms),
     form: PhantomData,
 };
+
+/// Texts of an Event that the newer form keeps, before and after its type. Some are checked twice.
+const KEPT: [&[&str]; 2] = [&["reason", "message"], &["reason", "type"]];
+
+/// Upstream: `ValidateEventUpdate`, which demands more of the newer form.
+fn event_update(at: &At<'_>, old: &At<'_>) {
+    validate::core::event(at);
+    if at.get("series").value != old.get("series").value && at.has("series") {
+        let series = at.get("series");
+        if series.get("count").int() < 2 {
+            series.get("count").invalid_as("", "should be at least 2");
+        }
+        series.get("lastObservedTime").need();
+    }
+    let object = |name| (at.get(name), old.get(name));
+    let (now, was) = object("involvedObject");
+    internal::unchanged(&now, &was, "ObjectReference");
+    for name in KEPT[0] {
+        at.get(name).unchanged_text(&old.get(name));
+    }
+    let (now, was) = object("source");
+    if now.get("component").str() != was.get("component").str()
+        || now.get("host").str() != was.get("host").str()
+    {
+        internal::unchanged(&now, &was, "EventSource");
+    }
+    for name in ["firstTimestamp", "lastTimestamp"] {
+        at.get(name).unchanged(&old.get(name));
+    }
+    let (now, was) = object("count");
+    if now.int() != was.int() {
+        now.invalid_as(now.int(), "field is immutable");
+    }
+    for name in KEPT[1] {
+        at.get(name).unchanged_text(&old.get(name));
+    }
+    at.get("eventTime").unchanged(&old.get("eventTime"));
+    at.get("action").unchanged_text(&old.get("action"));
+    let (now, was) = object("related");
+    internal::unchanged(&now, &was, "ObjectReference");
+    let (now, was) = object("reportingComponent");
+    now.called(at.path.named("reportingController")).unchanged_text(&was);
+    at.get("reportingInstance").unchanged_text(&old.get("reportingInstance"));
+}
 
 const RULES: Rules = Rules {
     create: validate::core::event,
@@ -193,5 +238,41 @@ impl Conversion for Forms {
 
     fn stored_codec(&self) -> &dyn Codec {
         &STORED
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::validate::at::judge_both;
+
+    #[test]
+    fn the_newer_form_changes_its_series_only() {
+        let event = |reason: &str, series: serde_json::Value| json!({"metadata": {"namespace": "n"}, "involvedObject": {"namespace": "n"}, "reason": reason, "series": series});
+        let check = |new: serde_json::Value, expected: &[&str]| {
+            let errors = judge_both(&new, &event("R", json!(null)), event_update);
+            let texts: Vec<String> = errors.0.iter().map(ToString::to_string).collect();
+            assert_eq!(texts, expected);
+        };
+        check(event("R", json!({"count": 2, "lastObservedTime": "t"})), &[]);
+        check(
+            event("R", json!({"count": 1})),
+            &[
+                "series.count: Invalid value: \"\": should be at least 2",
+                "series.lastObservedTime: Required value",
+            ],
+        );
+        let changed = "reason: Invalid value: \"S\": field is immutable";
+        check(event("S", json!(null)), &[changed, changed]);
+        let mut other = event("R", json!(null));
+        other["involvedObject"]["name"] = "x".into();
+        check(
+            other,
+            &[
+                r#"involvedObject: Invalid value: {"Kind":"","Namespace":"n","Name":"x","UID":"","APIVersion":"","ResourceVersion":"","FieldPath":""}: field is immutable"#,
+            ],
+        );
     }
 }

@@ -85,6 +85,6 @@ fn ingress_class(at: &At<'_>) {
 }
 
 fn ingress_class_update(at: &At<'_>, old: &At<'_>) {
-    at.get("spec.controller").unchanged(&old.get("spec.controller"));
+    at.get("spec.controller").unchanged_text(&old.get("spec.controller"));
     ingress_class(at);
 }

@@ -9,6 +9,7 @@ use serde_json::Value;
 use crate::kind::{Kind, Rules, field, name, without_header};
 use crate::print;
 use crate::validate::at::{At, judge};
+use crate::validate::internal;
 use crate::validate::ip;
 
 pub(crate) static KIND: Kind<IPAddress> = Kind {
@@ -55,7 +56,8 @@ fn ip_address(at: &At<'_>) {
 }
 
 fn ip_address_update(at: &At<'_>, old: &At<'_>) {
-    at.get("spec.parentRef").unchanged(&old.get("spec.parentRef"));
+    ip_address(at);
+    internal::unchanged(&at.get("spec.parentRef"), &old.get("spec.parentRef"), "ParentReference");
 }
 
 /// The name of an IPAddress is the address.

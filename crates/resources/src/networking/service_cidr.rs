@@ -1,6 +1,7 @@
 //! ServiceCIDR: a range that Services get their addresses from.
 
 use k8s_openapi::api::networking::v1::ServiceCIDR;
+use serde_json::json;
 
 use crate::kind::{Kind, Rules, STATUS, age, field, name, spec_and_bare_status};
 use crate::validate::at::At;
@@ -27,7 +28,7 @@ fn service_cidr(at: &At<'_>) {
         return list.required("at least one CIDR required");
     }
     if list.len() > 2 {
-        return list.invalid("may only hold up to 2 values");
+        return list.invalid_as(json!({ "CIDRs": list.value }), "may only hold up to 2 values");
     }
     list.items().for_each(|cidr| ip::canonical_cidr(&cidr));
     let families: Vec<bool> = list

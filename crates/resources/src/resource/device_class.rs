@@ -13,7 +13,11 @@ use crate::validate::at::At;
 pub(crate) static KIND: Kind<DeviceClass> = Kind {
     generation: Some(|new, old| new.spec != old.spec),
     gated: |new, old| close(GATED, new, old),
-    rules: Rules { create: class, metadata: MetadataRules::WHOLE_AND_UPDATE, ..Rules::NONE },
+    rules: Rules {
+        create: class,
+        metadata: MetadataRules { checks_prefix: false, ..MetadataRules::WHOLE_AND_UPDATE },
+        ..Rules::NONE
+    },
     returns_deleted: true,
     columns: &[name(), age()],
     ..Kind::BASE

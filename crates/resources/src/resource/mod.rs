@@ -11,6 +11,7 @@ use serde_json::Value;
 use crate::defaults::fill;
 use crate::gated::{Gated, any, gated, taken};
 use crate::validate::at::At;
+use crate::validate::internal;
 use crate::validate::volumes::csi_driver_name;
 
 pub(crate) mod device_class;
@@ -137,7 +138,7 @@ fn raw(at: &At<'_>, most: usize) {
 }
 
 fn claim_update(at: &At<'_>, old: &At<'_>) {
-    at.get("spec").unchanged(&old.get("spec"));
+    internal::unchanged(&at.get("spec"), &old.get("spec"), "ResourceClaimSpec");
 }
 
 /// A request's name, with its alternatives' as `request/alternative`.

@@ -1,7 +1,7 @@
 //! ResourceSlice: the devices of a driver, on a node or for many.
 
 use k8s_openapi::api::resource::v1::{Device, ResourceSlice, ResourceSliceSpec};
-use machinery::names;
+use machinery::{Time, names};
 use release::features::Feature;
 use serde_json::Value;
 
@@ -15,6 +15,7 @@ use crate::validate::volumes::csi_driver_name;
 use crate::validate::warnings;
 
 pub(crate) static KIND: Kind<ResourceSlice> = Kind {
+    default,
     generation: Some(|new, old| new.spec != old.spec),
     gated: |new, old| close(GATED, &mut new.spec, old.map(|old| &old.spec)),
     rules: Rules { create: slice, update: Some(slice_update), ..Rules::NONE },
@@ -43,6 +44,15 @@ pub(crate) static KIND: Kind<ResourceSlice> = Kind {
     }),
     ..Kind::BASE
 };
+
+/// A taint was added when the slice was, unless it says otherwise.
+fn default(slice: &mut ResourceSlice) {
+    for device in slice.spec.devices.iter_mut().flatten() {
+        for taint in device.taints.iter_mut().flatten() {
+            taint.time_added.get_or_insert_with(|| Time(base::clock::now_seconds()));
+        }
+    }
+}
 
 const GATED: &[Gated<ResourceSliceSpec>] = &[
     gated(&[Feature::DRADeviceTaints], |spec| {

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::kind::{Kind, Rules, age, name, text};
 use crate::validate::at::At;
-use crate::validate::volumes;
+use crate::validate::{internal, volumes};
 
 pub(crate) static KIND: Kind<CSINode> = Kind {
     rules: Rules {
@@ -76,7 +76,9 @@ fn csi_node_update(at: &At<'_>, old: &At<'_>) {
     for was in old.get("spec.drivers").items() {
         for now in named.get(was.get("name").str()).into_iter().flatten() {
             if without(now) != without(&was) {
-                now.called(at.child_path("spec.drivers")).invalid("field is immutable");
+                let shown = internal::shown("CSINodeDriver", now.value);
+                let path = at.child_path("spec.drivers");
+                at.errors().invalid_shown(&path, Some(&shown), "field is immutable");
             }
         }
     }

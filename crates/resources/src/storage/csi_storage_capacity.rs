@@ -30,6 +30,7 @@ fn storage_capacity(at: &At<'_>) {
 }
 
 fn storage_capacity_update(at: &At<'_>, old: &At<'_>) {
+    storage_capacity(at);
     for field in ["nodeTopology", "storageClassName"] {
         at.get(field).unchanged(&old.get(field));
     }

@@ -1,6 +1,6 @@
 //! StorageClass: which driver makes a volume, and how.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use apiserver::resource::MetadataRules;
 use k8s_openapi::api::storage::v1::StorageClass;
@@ -70,8 +70,13 @@ fn storage_class(at: &At<'_>) {
     } else {
         mode.required("");
     }
+    let mut terms: Vec<BTreeMap<&str, BTreeSet<&str>>> = vec![];
     for term in at.get("allowedTopologies").items() {
         let list = term.get("matchLabelExpressions");
+        let wanted: BTreeMap<&str, BTreeSet<&str>> = list
+            .items()
+            .map(|one| (one.get("key").str(), one.get("values").strings().into_iter().collect()))
+            .collect();
         let mut keys = HashSet::new();
         for one in list.items() {
             let values = one.get("values");
@@ -88,11 +93,44 @@ fn storage_class(at: &At<'_>) {
                 key.duplicate();
             }
         }
+        for _ in terms.iter().filter(|term| **term == wanted) {
+            list.errors().duplicate(&list.path, "");
+        }
+        terms.push(wanted);
     }
 }
 
 fn storage_class_update(at: &At<'_>, old: &At<'_>) {
+    storage_class(at);
     for field in ["parameters", "provisioner", "reclaimPolicy", "volumeBindingMode"] {
         at.get(field).unchanged(&old.get(field));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::validate::at::judge_both;
+
+    #[test]
+    fn topologies_differ_and_updates_are_whole() {
+        let class = |terms: serde_json::Value| json!({"provisioner": "a", "volumeBindingMode": "Immediate", "allowedTopologies": terms});
+        let term = |values: serde_json::Value| json!({"matchLabelExpressions": [{"key": "k", "values": values}]});
+        let check = |new: serde_json::Value, expected: &[&str]| {
+            let errors = judge_both(&new, &class(json!(null)), storage_class_update);
+            let texts: Vec<String> = errors.0.iter().map(ToString::to_string).collect();
+            assert_eq!(texts, expected);
+        };
+        check(class(json!([term(json!(["a", "b"])), term(json!(["a"]))])), &[]);
+        check(
+            class(json!([term(json!(["a", "b"])), term(json!(["b", "a"]))])),
+            &["allowedTopologies[1].matchLabelExpressions: Duplicate value: \"\""],
+        );
+        check(
+            class(json!([term(json!([]))])),
+            &["allowedTopologies[0].matchLabelExpressions[0].values: Required value"],
+        );
     }
 }

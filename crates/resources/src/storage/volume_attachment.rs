@@ -6,7 +6,7 @@ use machinery::names;
 
 use crate::kind::{Kind, Rules, STATUS, age, as_name, field, name, spec_and_bare_status};
 use crate::validate::at::At;
-use crate::validate::volumes;
+use crate::validate::{internal, volumes};
 
 pub(crate) static KIND: Kind<VolumeAttachment> = Kind {
     subresources: &[STATUS],
@@ -97,7 +97,7 @@ fn status(at: &At<'_>) {
 
 fn attachment_update(at: &At<'_>, old: &At<'_>) {
     attachment(at);
-    at.get("spec").unchanged(&old.get("spec"));
+    internal::unchanged(&at.get("spec"), &old.get("spec"), "VolumeAttachmentSpec");
 }
 
 #[cfg(test)]

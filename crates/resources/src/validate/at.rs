@@ -314,6 +314,13 @@ impl<'a> At<'a> {
         }
     }
 
+    /// The same for a text, which is empty if it is missing.
+    pub(crate) fn unchanged_text(&self, old: &At<'_>) {
+        if self.str() != old.str() {
+            self.invalid_text("field is immutable");
+        }
+    }
+
     /// Labels, and selectors that are maps of labels.
     pub(crate) fn labels(&self) {
         for (key, value) in self.entries() {

@@ -45,6 +45,14 @@ pub(crate) fn shown(kind: &str, value: &Value) -> String {
     out
 }
 
+/// Reports a struct that is another one than before.
+pub(crate) fn unchanged(at: &At<'_>, old: &At<'_>, kind: &str) {
+    if at.value != old.value {
+        let shown = if at.is_set() { shown(kind, at.value) } else { "null".to_owned() };
+        at.errors().invalid_shown(&at.path, Some(&shown), "field is immutable");
+    }
+}
+
 /// Reports a struct that is none of the supported.
 pub(crate) fn unsupported(at: &At<'_>, shown: &str, supported: &[&str]) {
     let raw = serde_json::value::RawValue::from_string(shown.to_owned()).unwrap_or_default();

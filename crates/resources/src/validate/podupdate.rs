@@ -296,25 +296,95 @@ fn without_compute(spec: &Value) -> Value {
 
 pub(crate) fn status(at: &At<'_>, old: &At<'_>) {
     mirror_stays(at, old);
+    conditions_and_nominee(at, old);
     let status = at.get("status");
     let class = status.get("qosClass");
     let was = old.get("status.qosClass");
     if class.value != was.value {
         class.invalid_as(class.str(), "field is immutable");
     }
+    ended_stay_ended(at, old);
+    claim_statuses(&status.get("resourceClaimStatuses"), &at.get("spec.resourceClaims"));
+    if status.has("extendedResourceClaimStatus") {
+        extended_claim(&status.get("extendedResourceClaimStatus"), &at.get("spec"));
+    }
+    addresses(&status.get("podIPs"), &old.get("status.podIPs"), "PodIP");
+    let hosts = status.get("hostIPs");
+    if let Some(first) = hosts.items().next() {
+        let first = first.get("ip");
+        if !status.get("hostIP").is(first.str()) {
+            first.invalid_text("must be equal to `hostIP`");
+        }
+    }
+    addresses(&hosts, &old.get("status.hostIPs"), "HostIP");
+}
+
+/// Upstream: `validatePodConditions`, and the rules about the node that preemption chose.
+fn conditions_and_nominee(at: &At<'_>, old: &At<'_>) {
+    let status = at.get("status");
+    for condition in status.get("conditions").items() {
+        // Upstream's paths have the names of internal fields.
+        let kind = condition.get("type");
+        let shown = kind.called(condition.path.named("Type"));
+        for why in machinery::names::qualified_name(kind.str()) {
+            shown.invalid_text(&why);
+        }
+        let generation = condition.get("observedGeneration");
+        if generation.int() < 0 {
+            generation.invalid("must be a non-negative integer");
+        }
+    }
     let nominated = status.get("nominatedNodeName");
     if !nominated.is_empty() && nominated.value != old.get("status.nominatedNodeName").value {
         nominated.name(machinery::names::dns1123_subdomain);
+        if !old.get("spec.nodeName").is_empty() {
+            nominated.forbidden("may not be set on pods that are already bound to a node");
+        }
     }
-    let known: HashSet<&Value> = old.get("status.podIPs").items().map(|ip| ip.value).collect();
-    for ip in status.get("podIPs").items() {
+    let generation = status.get("observedGeneration");
+    if generation.int() < 0 {
+        generation.invalid("must be a non-negative integer");
+    }
+}
+
+/// One address of each family; those that were there are not looked at again.
+fn addresses(list: &At<'_>, old: &At<'_>, kind: &str) {
+    let known: HashSet<&Value> = old.items().map(|ip| ip.value).collect();
+    for ip in list.items() {
         if !known.contains(ip.value) {
             super::ip::legacy(&ip.get("ip").called(ip.path.clone()));
         }
     }
-    ended_stay_ended(at, old);
-    if status.has("extendedResourceClaimStatus") {
-        extended_claim(&status.get("extendedResourceClaimStatus"), &at.get("spec"));
+    if list.len() < 2 {
+        return;
+    }
+    let parsed: Option<Vec<bool>> = list
+        .items()
+        .map(|ip| super::ip::sloppy(ip.get("ip").str()).map(|address| address.is_ipv6()))
+        .collect();
+    let is_pair = parsed.is_some_and(|families| families.len() == 2 && families[0] != families[1]);
+    if !is_pair {
+        let shown: Vec<String> =
+            list.items().map(|ip| super::internal::shown(kind, ip.value)).collect();
+        let shown = format!("[{}]", shown.join(","));
+        let detail = "may specify no more than one IP for each IP family";
+        list.errors().invalid_shown(&list.path, Some(&shown), detail);
+    }
+}
+
+/// Upstream: `validatePodResourceClaimStatuses`.
+fn claim_statuses(list: &At<'_>, claims: &At<'_>) {
+    let mut seen = HashSet::new();
+    for one in list.items() {
+        let name = one.get("name");
+        let is_known = claims.items().any(|claim| claim.get("name").is(name.str()));
+        if !is_known {
+            name.invalid_text("must match the name of an entry in `spec.resourceClaims`");
+        }
+        if !seen.insert(name.str()) {
+            name.duplicate_text();
+        }
+        one.get("resourceClaimName").any_name(machinery::names::dns1123_subdomain);
     }
 }
 
@@ -399,6 +469,38 @@ mod tests {
 
     use super::super::at::judge_both;
     use super::*;
+
+    #[test]
+    fn a_new_status_is_checked() {
+        let pod = |status: Value| json!({"spec": {"nodeName": "n", "containers": [], "resourceClaims": [{"name": "r"}]}, "status": status});
+        let check = |new: Value, expected: &[&str]| {
+            let errors = judge_both(&pod(new), &pod(json!({})), status);
+            let texts: Vec<String> = errors.0.iter().map(ToString::to_string).collect();
+            assert_eq!(texts, expected);
+        };
+        check(json!({"podIPs": [{"ip": "1.2.3.4"}, {"ip": "::1"}]}), &[]);
+        check(
+            json!({"podIPs": [{"ip": "1.2.3.4"}, {"ip": "1.2.3.5"}], "hostIPs": [{"ip": "1.1.1.1"}]}),
+            &[
+                "status.podIPs: Invalid value: [{\"IP\":\"1.2.3.4\"},{\"IP\":\"1.2.3.5\"}]: may specify no more than one IP for each IP family",
+                "status.hostIPs[0].ip: Invalid value: \"1.1.1.1\": must be equal to `hostIP`",
+            ],
+        );
+        check(
+            json!({"nominatedNodeName": "m", "observedGeneration": -1, "resourceClaimStatuses": [{"name": "x"}]}),
+            &[
+                "status.nominatedNodeName: Forbidden: may not be set on pods that are already bound to a node",
+                "status.observedGeneration: Invalid value: -1: must be a non-negative integer",
+                "status.resourceClaimStatuses[0].name: Invalid value: \"x\": must match the name of an entry in `spec.resourceClaims`",
+            ],
+        );
+        let errors = judge_both(
+            &pod(json!({"conditions": [{"type": "a b", "status": "True"}]})),
+            &pod(json!({})),
+            status,
+        );
+        assert_eq!(errors.0.first().map(|error| &*error.field), Some("status.conditions[0].Type"));
+    }
 
     #[test]
     fn only_what_restarts_leaves_its_end() {

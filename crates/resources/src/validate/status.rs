@@ -64,7 +64,8 @@ pub(crate) fn namespace(at: &At<'_>, _old: &At<'_>) {
         true => ("Terminating", "may only be 'Terminating' if `deletionTimestamp` is not empty"),
     };
     let phase = at.get("status.phase");
-    if !phase.is(wanted) {
+    // A missing phase is Active by default.
+    if !phase.is(wanted) && (phase.is_set() || wanted != "Active") {
         // Upstream's path has the name of the internal field.
         let shown = phase.called(at.child_path("status").named("Phase"));
         shown.invalid_text(detail);

@@ -152,7 +152,33 @@ const SOURCES: &[(&str, &str)] = &[
     ("rbd", "deprecated in v1.28, non-functional in v1.31+"),
 ];
 
+/// Annotations of volumes and claims that fields replace.
+const VOLUME_NOTES: &[(&str, &str)] = &[
+    (STORAGE_CLASS_NOTE, CLASS_IS_A_FIELD),
+    (
+        "volume.beta.kubernetes.io/mount-options",
+        "deprecated since v1.31; use \"mountOptions\" attribute instead",
+    ),
+];
+const STORAGE_CLASS_NOTE: &str = "volume.beta.kubernetes.io/storage-class";
+const CLASS_IS_A_FIELD: &str = "deprecated since v1.8; use \"storageClassName\" attribute instead";
+
+/// Of a claim itself; templates of claims get [`claim`] only.
+pub(crate) fn whole_claim(at: &At<'_>, out: &mut Vec<String>) {
+    let note = at.get("metadata.annotations").key(STORAGE_CLASS_NOTE);
+    if note.is_set() {
+        say(&note, CLASS_IS_A_FIELD, out);
+    }
+    claim(&at.get("spec"), out);
+}
+
 pub(crate) fn volume(at: &At<'_>, out: &mut Vec<String>) {
+    for (name, text) in VOLUME_NOTES {
+        let note = at.get("metadata.annotations").key(name);
+        if note.is_set() {
+            say(&note, text, out);
+        }
+    }
     let spec = at.get("spec");
     if spec.get("persistentVolumeReclaimPolicy").is("Recycle") {
         say(
@@ -160,6 +186,14 @@ pub(crate) fn volume(at: &At<'_>, out: &mut Vec<String>) {
             "The Recycle reclaim policy is deprecated. Instead, the recommended approach is to use dynamic provisioning.",
             out,
         );
+    }
+    for term in spec.get("nodeAffinity.required.nodeSelectorTerms").items() {
+        for one in term.get("matchExpressions").items() {
+            let key = one.get("key");
+            if let Some(text) = old_label(key.str()) {
+                say(&key, &format!("{} is {text}", key.str()), out);
+            }
+        }
     }
     sources(&spec, out);
 }
@@ -517,6 +551,23 @@ mod tests {
                 template as Warn,
                 vec![
                     "spec.nodeSelector[beta.kubernetes.io/os]: deprecated since v1.14; use \"kubernetes.io/os\" instead",
+                ],
+            ),
+            (
+                json!({"metadata": {"annotations": {"volume.beta.kubernetes.io/mount-options": "a"}},
+                    "spec": {"nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [
+                        {"key": "beta.kubernetes.io/os", "operator": "In", "values": ["x"]}]}]}}}}),
+                volume as Warn,
+                vec![
+                    "metadata.annotations[volume.beta.kubernetes.io/mount-options]: deprecated since v1.31; use \"mountOptions\" attribute instead",
+                    "spec.nodeAffinity.required.nodeSelectorTerms[0].matchExpressions[0].key: beta.kubernetes.io/os is deprecated since v1.14; use \"kubernetes.io/os\" instead",
+                ],
+            ),
+            (
+                json!({"metadata": {"annotations": {"volume.beta.kubernetes.io/storage-class": "a"}}, "spec": {}}),
+                whole_claim as Warn,
+                vec![
+                    "metadata.annotations[volume.beta.kubernetes.io/storage-class]: deprecated since v1.8; use \"storageClassName\" attribute instead",
                 ],
             ),
             (

@@ -152,12 +152,12 @@ pub(crate) fn replica_set(at: &At<'_>) {
 /// The spec's rules, and a selector that stays.
 pub(crate) fn deployment_update(at: &At<'_>, old: &At<'_>) {
     deployment(at);
-    at.get("spec.selector").unchanged(&old.get("spec.selector"));
+    selector_unchanged(at, old);
 }
 
 pub(crate) fn replica_set_update(at: &At<'_>, old: &At<'_>) {
     replica_set(at);
-    at.get("spec.selector").unchanged(&old.get("spec.selector"));
+    selector_unchanged(at, old);
 }
 
 pub(crate) fn daemon_set(at: &At<'_>) {
@@ -200,7 +200,7 @@ fn daemon_rolling(at: &At<'_>) {
 }
 
 pub(crate) fn daemon_set_update(at: &At<'_>, old: &At<'_>) {
-    at.get("spec.selector").unchanged(&old.get("spec.selector"));
+    selector_unchanged(at, old);
     daemon_set(at);
 }
 
@@ -429,6 +429,16 @@ const COUNTS: &[Counts] = &[
     },
 ];
 
+/// A selector that is missing and one that is empty are the same tree; the first is what people send.
+fn selector_unchanged(at: &At<'_>, old: &At<'_>) {
+    let (now, was) = (at.get("spec.selector"), old.get("spec.selector"));
+    if now.value != was.value && now.is_empty() {
+        now.invalid_as((), "field is immutable");
+    } else {
+        now.unchanged(&was);
+    }
+}
+
 /// Counts of a status: none negative, none above the number of replicas.
 pub(crate) fn counts(at: &At<'_>, old: &At<'_>) {
     let status = at.get("status");
@@ -440,12 +450,13 @@ pub(crate) fn counts(at: &At<'_>, old: &At<'_>) {
     let all = status.get("replicas").int();
     for field in rules.parts {
         if status.get(field).int() > all {
-            status.get(field).invalid("cannot be greater than status.replicas");
+            let count = status.get(field);
+            count.invalid_as(count.int(), "cannot be greater than status.replicas");
         }
     }
     let available = status.get("availableReplicas");
     if !rules.ready.is_empty() && available.int() > status.get("readyReplicas").int() {
-        available.invalid(&format!("cannot be greater than {}", rules.ready));
+        available.invalid_as(available.int(), &format!("cannot be greater than {}", rules.ready));
     }
     let collisions = status.get("collisionCount");
     let had = old.get("status.collisionCount").number();

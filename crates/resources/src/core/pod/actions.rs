@@ -147,12 +147,10 @@ fn bind(object: &mut dyn Object, binding: &Binding, node: &str) -> Result<(), Un
 fn set_scheduled(pod: &mut Pod) {
     let status = pod.status.get_or_insert_default();
     let conditions = status.conditions.get_or_insert_default();
-    let observed = pod.metadata.generation;
     let scheduled = PodCondition {
         type_: "PodScheduled".into(),
         status: "True".into(),
         last_transition_time: Some(Time(base::clock::now_seconds())),
-        observed_generation: observed,
         ..PodCondition::default()
     };
     match conditions.iter_mut().find(|condition| condition.type_ == "PodScheduled") {
