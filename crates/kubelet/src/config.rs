@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Pod, Taint};
 
-use crate::node::log_links::LogLinks;
 use crate::managers;
 use crate::node::eviction;
+use crate::node::log_links::LogLinks;
 use crate::node::reserve::Reservation;
 use crate::pod::sysctls::Sysctls;
 use crate::resources::Cfs;

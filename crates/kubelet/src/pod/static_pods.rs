@@ -121,12 +121,7 @@ pub fn with_own(mut pods: BTreeMap<String, Pod>, own: &[Pod]) -> BTreeMap<String
 }
 
 /// Gives a pod its name on this node, its uid, annotations and defaults.
-fn of_node(
-    pod: &mut Pod,
-    source: Source,
-    origin: &str,
-    node_name: &str,
-) -> serde_json::Result<()> {
+fn of_node(pod: &mut Pod, source: Source, origin: &str, node_name: &str) -> serde_json::Result<()> {
     let given = pod.metadata.name.clone().unwrap_or_default();
     let mut digest = Sha256::new();
     digest.update(format!("host:{node_name}\n{origin}\n"));
