@@ -18,7 +18,7 @@ const BUDGETS: &[(&str, usize)] = &[
     ("cel", 5_100),
     ("cli", 9_600),
     ("client", 4_300),
-    ("cloud", 2_600),
+    ("cloud", 5_200),
     ("control", 4_400),
     ("controllers", 21_000),
     ("cri", 2_600),
