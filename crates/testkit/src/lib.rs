@@ -16,6 +16,7 @@ pub mod host;
 pub mod host_files;
 pub mod http;
 pub mod images;
+pub mod kubeadm;
 pub mod load;
 pub mod measure;
 pub mod modules;

@@ -57,7 +57,7 @@ pub fn kube_apiserver() -> Option<PathBuf> {
 }
 
 /// The newest, by the name of its directory, of the cached programs with this name.
-fn newest(name: &str) -> Result<Option<PathBuf>> {
+pub(crate) fn newest(name: &str) -> Result<Option<PathBuf>> {
     let cache = cache()?;
     let found = std::fs::read_dir(&cache)
         .with_context(|| format!("{}", cache.display()))?

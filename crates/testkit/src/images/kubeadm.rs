@@ -2,7 +2,8 @@
 //!
 //! In: the built binary, a real etcd. Out: archives: kube-apiserver, kube-controller-manager,
 //! kube-scheduler and kube-proxy are the binary with links of these names; etcd is the real one; pause is a
-//! process that sleeps. CoreDNS is not made: its pods wait for their image, as `kubeadm init` allows.
+//! process that sleeps. coredns is `decapod dns` with the cluster's domain from the Corefile; it has no other
+//! setting from there.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,6 +16,13 @@ use super::{Image, Layer, busybox_layer, write_docker_archive};
 /// The components whose programs are links to the binary.
 const COMPONENTS: [&str; 4] =
     ["kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy"];
+/// Upstream: `CoreDNSVersion`, `PauseVersion` of kubeadm's constants.
+const COREDNS: &str = "registry.k8s.io/coredns/coredns:v1.14.2";
+const PAUSE: &str = "registry.k8s.io/pause:3.10.2";
+const COREDNS_PROGRAM: &str = include_str!("coredns.sh");
+/// `kubeadm upgrade` runs `pause -v` as a Job.
+const PAUSE_PROGRAM: &str =
+    "#!/bin/sh\n[ \"$1\" = -v ] && exec echo pause 3.10.2\nexec sleep 2147483647\n";
 /// Where the loader of Debian's and Ubuntu's programs looks.
 const LIBRARIES: &str = "lib/x86_64-linux-gnu";
 
@@ -40,6 +48,22 @@ pub fn archives(
             .command(&[component]);
         made.push(write(directory, component, &image)?);
     }
+    let script = |name: &str, text: &str| -> Result<Layer> {
+        let mut layer = Layer::new();
+        layer.file(name, 0o755, text.as_bytes())?;
+        Ok(layer)
+    };
+    let image = Image::new(COREDNS)
+        .layer(busybox_layer()?)
+        .layer(binary_layer(&stripped)?)
+        .layer(script("coredns", COREDNS_PROGRAM)?)
+        .entrypoint(&["/coredns"]);
+    made.push(write(directory, "coredns", &image)?);
+    let image = Image::new(PAUSE)
+        .layer(busybox_layer()?)
+        .layer(script("pause", PAUSE_PROGRAM)?)
+        .entrypoint(&["/pause"]);
+    made.push(write(directory, "pause", &image)?);
     fs::remove_file(&stripped)?;
     let mut layer = Layer::new();
     layer.directory("usr/local", 0o755)?;

@@ -19,6 +19,7 @@ mod helm;
 mod hostile;
 mod keeping;
 mod killing;
+mod kubeadm;
 mod leaders;
 mod names;
 mod nodes;
@@ -92,6 +93,7 @@ pub const CHAPTERS: &[Chapter] = &[
     chapter("rolling: an update drops nothing, undo restores", rolling::update_and_undo),
     chapter("rolling: a paused rollout waits", rolling::pause_and_resume),
     chapter("statics: a static pod has a mirror", statics::mirror),
+    chapter("statics: the server's components are pods", statics::of_components),
     chapter("folders: archives are imported, manifests applied", folders::images_and_manifests),
     chapter("workloads: a database keeps its volumes", workloads::database),
     chapter("workloads: a CronJob and a DaemonSet", workloads::regular),
@@ -110,6 +112,7 @@ pub const CHAPTERS: &[Chapter] = &[
     chapter("servers: a node follows the servers that live", servers::nodes_follow),
     chapter("containerd: another runtime runs a node", containerd::runs_a_node),
     chapter("density: many pods on one node", density::many_pods),
+    chapter("kubeadm: from init to reset", kubeadm::whole_life),
     chapter("nodes: a wrong token or server is refused", nodes::wrong_tokens),
     chapter("nodes: a second one joins", nodes::joins),
     chapter("nodes: pods spread over both", nodes::spread),
