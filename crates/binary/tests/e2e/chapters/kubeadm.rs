@@ -61,7 +61,7 @@ pub fn whole_life(told: &mut Story) -> Result<()> {
             let from = log.floor_char_boundary(log.len().saturating_sub(4000));
             format!("--- kubelet of {}\n{}", machine.host().name(), &log[from..])
         });
-        let pods = cluster.first.kubectl("get nodes,pods -A -o wide").unwrap_or_default();
+        let pods = cluster.first.kubectl("get nodes,pods,events -A -o wide").unwrap_or_default();
         format!("{pods}\n{}", logs.join("\n"))
     })
 }
@@ -168,9 +168,8 @@ fn pods_run(cluster: &Cluster) -> Result<()> {
 }
 
 fn upgrade(machine: &Machine, version: &str) -> Result<()> {
-    let plan = machine.kubeadm(&["upgrade", "plan", version, "--ignore-preflight-errors=all"])?;
-    println!("{plan}");
-    Ok(())
+    let plan = ["upgrade", "plan", version, "--ignore-preflight-errors=all"];
+    machine.kubeadm(&plan).map(drop)
 }
 
 fn reset(cluster: &Cluster) -> Result<()> {
@@ -179,8 +178,8 @@ fn reset(cluster: &Cluster) -> Result<()> {
     for machine in [&cluster.worker, &cluster.second, &cluster.first] {
         let said = machine.kubeadm(&["reset", "-f"])?;
         ensure!(said.contains("The reset process does not perform cleanup of CNI"), "{said}");
-        let left = machine.run("ls", &["-A", "/etc/kubernetes/manifests", "/var/lib/etcd"]);
-        println!("{left:?}");
+        let left = machine.run("ls", &["-A", "/etc/kubernetes/manifests"])?;
+        ensure!(left.is_empty(), "{left}");
     }
     Ok(())
 }
