@@ -120,9 +120,13 @@ pub enum Error {
 
 /// Removes the rules of earlier processes; `--cleanup`. Also succeeds if there are none.
 pub fn remove() -> Result<(), Error> {
+    remove_tables(&[model::TABLE, model::POD_TABLE])
+}
+
+fn remove_tables(names: &[&str]) -> Result<(), Error> {
     let mut ours = nft::Ruleset::default();
     for family in [nft::Family::Ip, nft::Family::Ip6] {
-        for table in [model::TABLE, model::POD_TABLE] {
+        for table in names {
             ours.table(family, table);
         }
     }
@@ -133,6 +137,10 @@ pub fn remove() -> Result<(), Error> {
 pub async fn run(client: Client, config: Config, stop: Stop) -> Result<(), Error> {
     let tasks = Tasks::new("kube-proxy");
     let _bound = tasks.bound();
+    if !config.masquerade_pods && config.netns.is_none() {
+        // An earlier run has masqueraded; this one does not touch the table.
+        remove_tables(&[model::POD_TABLE])?;
+    }
     let outcome = run_with(client, config, &tasks, &stop).await;
     tasks.shutdown(Duration::from_secs(3)).await;
     outcome

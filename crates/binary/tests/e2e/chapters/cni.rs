@@ -9,7 +9,6 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use testkit::cluster::Server;
 use testkit::host::Host;
-use testkit::http;
 use testkit::switch::Switch;
 use testkit::{containerd, images, wait};
 
@@ -83,7 +82,7 @@ fn traffic(story: &Story, address: &str) -> Result<()> {
     story.soon_shows(LONG, &format!("exec client -- wget -qO- http://{address}/"), "hello")?;
     let port = format!("{}:8088", story.address);
     wait::until(LONG, "the host port answers", || {
-        let answer = http::get(&port, "/", LONG)?;
+        let answer = story.get(&port, "/")?;
         ensure!(answer.status == 200 && answer.body.contains("hello"), "{answer:?}");
         Ok(())
     })
