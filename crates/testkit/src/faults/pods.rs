@@ -178,7 +178,7 @@ impl Exec {
         match self.child.try_wait()? {
             Some(status) => {
                 let text = fs::read_to_string(&self.output)?;
-                let last = text.lines().filter(|line| *line != ".").next_back().unwrap_or_default();
+                let last = text.lines().rfind(|line| *line != ".").unwrap_or_default();
                 Ok(format!("ended after {lines} lines: {status}, {last}"))
             }
             None => {

@@ -86,13 +86,13 @@ pub const SCENES: &[Scene] = &[
 pub const IN_FLIGHT: usize = 14;
 
 fn rolling(stage: &mut Stage) -> Result<()> {
-    for at in 0..3 {
+    for (at, name) in NAMES.iter().enumerate() {
         let begun = wait::now();
         let stopped = stage.trio.stop(at)?;
         let started = stage.trio.start_again(at)?;
-        stage.note(format!("{}: stopped in {stopped:.1?}, ready after {started:.1?}", NAMES[at]));
+        stage.note(format!("{name}: stopped in {stopped:.1?}, ready after {started:.1?}"));
         let not_ready = stage.observer.not_ready_after(at, begun);
-        ensure!(not_ready.is_some(), "{} never said that it was not ready", NAMES[at]);
+        ensure!(not_ready.is_some(), "{name} never said that it was not ready");
         if at == 2 {
             ensure!(stopped >= DELAY, "it stopped after {stopped:?}, before the delay was over");
             stage.note(format!("its /readyz failed after {:.1?}", not_ready.context("seen")?));
