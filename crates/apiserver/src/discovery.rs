@@ -93,7 +93,10 @@ impl Discovery {
             Ok(Accept { shown_as: As::Itself, .. }) if accepts_plain(headers) => {
                 accept.unwrap_or(Accept::JSON)
             }
-            _ => return codec::error(&Accept::JSON, &not_acceptable(routed)),
+            _ => {
+                let is_refused = routed && !names_a_type(headers);
+                return codec::error(&Accept::JSON, &not_acceptable(is_refused));
+            }
         };
         if path == "/api" {
             let json = api_versions(&options.advertised);
@@ -149,6 +152,18 @@ fn wants_aggregated(headers: &HeaderMap) -> bool {
             && clause.param("g") == Some("apidiscovery.k8s.io")
             && clause.param("v") == Some("v2")
     })
+}
+
+/// Whether a clause names a media type of the documents, in whatever form.
+fn names_a_type(headers: &HeaderMap) -> bool {
+    const TYPES: &[&str] = &[
+        "application/json",
+        "application/yaml",
+        "application/vnd.kubernetes.protobuf",
+        "application/*",
+        "*/*",
+    ];
+    clauses(headers).iter().any(|clause| TYPES.contains(&clause.media))
 }
 
 /// Whether a clause requests no kind. Unsupported forms of discovery must not be taken for the plain one.
@@ -307,6 +322,13 @@ fn verbs(row: &Resource) -> Vec<&'static str> {
     }
 }
 
+/// By name; the status of a custom resource comes before its scale.
+fn subresources(row: &Resource) -> Vec<&Subresource> {
+    let mut all: Vec<&Subresource> = row.subresources.iter().collect();
+    all.sort_unstable_by_key(|one| (row.custom && one.name != "status", one.name));
+    all
+}
+
 /// Built-in kinds have the group and version of the list that they are in.
 fn response_kind(row: &Resource) -> Value {
     let (group, version) = if row.custom { (&*row.group, &*row.version) } else { ("", "") };
@@ -317,9 +339,7 @@ fn resource_list(group: &str, version: &str, rows: &[&Resource]) -> Value {
     let mut resources = vec![];
     for row in rows {
         resources.push(api_resource(row));
-        let mut subresources: Vec<&Subresource> = row.subresources.iter().collect();
-        subresources.sort_unstable_by_key(|one| one.name);
-        resources.extend(subresources.into_iter().map(|one| api_subresource(row, one)));
+        resources.extend(subresources(row).into_iter().map(|one| api_subresource(row, one)));
     }
     let mut json = json!({
         "kind": "APIResourceList", "groupVersion": group_version(group, version), "resources": resources,
@@ -409,8 +429,7 @@ fn aggregated_resource(row: &Resource) -> Value {
     if !row.categories.is_empty() {
         json["categories"] = row.categories.clone().into();
     }
-    let mut subresources: Vec<&Subresource> = row.subresources.iter().collect();
-    subresources.sort_unstable_by_key(|one| one.name);
+    let subresources = subresources(row);
     if !subresources.is_empty() {
         json["subresources"] =
             subresources.into_iter().map(|one| aggregated_subresource(row, one)).collect();
@@ -430,7 +449,43 @@ fn aggregated_subresource(row: &Resource, subresource: &Subresource) -> Value {
 
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::api::core::v1::ConfigMap;
+
     use super::*;
+
+    #[test]
+    fn custom_resources_have_an_order_of_their_own() {
+        let part = |name| Subresource {
+            name,
+            kind: None,
+            verbs: &[],
+            behaviour: crate::resource::Behaviour::Part,
+        };
+        let mut row = crate::testing::row::<ConfigMap>("configmaps", &[], true);
+        row.subresources = vec![part("status"), part("scale")];
+        let names = |row: &Resource| -> Vec<&'static str> {
+            subresources(row).iter().map(|one| one.name).collect()
+        };
+        assert_eq!(names(&row), ["scale", "status"]);
+        assert_eq!(verbs(&row).first(), Some(&"create"));
+        row.custom = true;
+        assert_eq!(names(&row), ["status", "scale"]);
+        assert_eq!(verbs(&row).first(), Some(&"delete"));
+        assert_eq!(response_kind(&row)["version"], "v1");
+    }
+
+    #[test]
+    fn the_router_refuses_types_and_the_handler_forms() {
+        let headers = |accept: &'static str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(http::header::ACCEPT, http::HeaderValue::from_static(accept));
+            headers
+        };
+        assert!(names_a_type(&headers("application/json;as=APIGroupDiscoveryList;v=v9")));
+        assert!(!names_a_type(&headers("text/html")));
+        assert!(not_acceptable(true).to_json()["details"].is_object());
+        assert!(not_acceptable(false).to_json()["details"].is_null());
+    }
 
     #[test]
     fn versions_are_in_kubernetes_order() {

@@ -11,8 +11,8 @@ use super::{Breach, Source};
 const BUDGETS: &[(&str, usize)] = &[
     ("admission", 7_800),
     ("api", 2_300),
-    ("apiserver", 20_600),
-    ("auth", 7_500),
+    ("apiserver", 20_800),
+    ("auth", 7_600),
     ("base", 1_600),
     ("binary", 13_700),
     ("cel", 5_100),
@@ -35,7 +35,7 @@ const BUDGETS: &[(&str, usize)] = &[
     ("policy", 2_200),
     ("proxy", 3_200),
     ("release", 900),
-    ("resources", 21_900),
+    ("resources", 22_200),
     ("runtime", 13_700),
     ("scheduler", 12_700),
     ("simtest", 3_900),
@@ -43,7 +43,7 @@ const BUDGETS: &[(&str, usize)] = &[
     ("store", 7_200),
     ("testkit", 9_000),
     ("transport", 5_100),
-    ("xtask", 7_600),
+    ("xtask", 7_800),
 ];
 
 /// The lines of each crate.

@@ -105,7 +105,11 @@ pub(super) fn check_custom_type(
     }
     match errors.is_empty() {
         true => Ok(()),
-        false => Err(StatusError::invalid(&row.group, &row.kind, shown.name(), errors)),
+        false => {
+            // Upstream's error is about the kind that the patch names.
+            let kind = patched["kind"].as_str().unwrap_or(&row.kind);
+            Err(StatusError::invalid(&row.group, kind, shown.name(), errors))
+        }
     }
 }
 

@@ -345,7 +345,11 @@ impl Registry {
             let group = row.settings.error_group.unwrap_or(&row.group);
             return Err(StatusError::invalid(group, &row.kind, old.name(), errors));
         }
-        strategy.warnings(&examined, Some(&before)).into_iter().for_each(|text| ctx.warn(text));
+        // A write of the same status has nothing to warn about: the strategy tells by the status which part it was.
+        let is_same = |field: &str| examined.tree().get(field) == before.tree().get(field);
+        if ctx.subresource != "status" || !is_same("status") {
+            strategy.warnings(&examined, Some(&before)).into_iter().for_each(|text| ctx.warn(text));
+        }
         [object.meta_mut().managed_fields, old.meta_mut().managed_fields] = owners;
         Ok(())
     }
