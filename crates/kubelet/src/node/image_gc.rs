@@ -114,10 +114,11 @@ impl Collector {
             (now - own.node.config.image_min_age, own.node.config.image_max_age);
         let mut candidates = records.candidates(&images, &used, oldest);
         // A restarted kubelet does not know when images were used before.
-        if !longest.is_zero() && now - longest >= started {
+        let since = now.checked_sub(longest).ok().filter(|_| !longest.is_zero());
+        if let Some(since) = since.filter(|since| *since >= started) {
             let (old, young): (Vec<_>, Vec<_>) = candidates
                 .into_iter()
-                .partition(|image| records.unused_since(image) <= Some(now - longest));
+                .partition(|image| records.unused_since(image) <= Some(since));
             for image in old {
                 remove(own, image).await;
             }
@@ -220,6 +221,8 @@ mod tests {
         let candidates = records.candidates(&images, &set(&["used"]), at(50));
         let ids: Vec<&str> = candidates.iter().map(|image| image.id.as_str()).collect();
         assert_eq!(ids, ["never", "early", "late"]);
+        let since = |index: usize| records.unused_since(&images[index]);
+        assert_eq!((since(3), since(5)), (Some(at(20)), Some(at(10))), "late; never used");
         records.note(&images[..1], &set(&[]), at(110));
         assert_eq!(records.0.len(), 1, "removed images are forgotten");
     }

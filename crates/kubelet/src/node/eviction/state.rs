@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use super::threshold::{Condition, Signal, Threshold};
 
-/// What there is of one resource.
+/// The free amount of one resource, and all of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Observation {
     pub available: u64,
@@ -122,7 +122,7 @@ mod tests {
         assert_eq!(state.observe(&all, &fine, at(70)), []);
         assert_eq!(state.conditions(transition, at(360)), [Condition::Memory, Condition::Disk]);
         assert_eq!(state.conditions(transition, at(361)), []);
-        // The grace period starts anew.
+        // The grace period starts again.
         assert_eq!(state.observe(&all, &low, at(400)), []);
     }
 
