@@ -143,8 +143,7 @@ impl Snapshot {
 
 async fn list<T: Kind>(client: &Client, what: &'static str) -> Result<Vec<T>, Error> {
     // From the watch cache: a cycle needs no newer state.
-    let mut params = ListParams::default();
-    params.resource_version = Some("0".into());
+    let params = ListParams { resource_version: Some("0".into()), ..ListParams::default() };
     Ok(listed(what, client.api::<T>(None).list(&params).await)?.items)
 }
 

@@ -39,10 +39,13 @@ impl Point {
     }
 }
 
+/// Makes a plugin of its arguments.
+type Build = fn(Option<&Value>) -> Result<Box<dyn Plugin>, Mistakes>;
+
 pub struct Row {
     pub name: &'static str,
     pub point: Point,
-    pub build: fn(Option<&Value>) -> Result<Box<dyn Plugin>, Mistakes>,
+    pub build: Build,
 }
 
 #[async_trait]

@@ -342,8 +342,9 @@ mod tests {
             Some(vec![hint(&[0, 1], true), hint(&[0, 2], true), hint(&[1, 3], true)]),
         )]
         .into();
-        let merged =
-            |closest| Merger::new(Policy::BestEffort, &all, closest).merge(&[hints.clone()]).0;
+        let merged = |closest| {
+            Merger::new(Policy::BestEffort, &all, closest).merge(std::slice::from_ref(&hints)).0
+        };
         assert_eq!(merged(false), hint(&[0, 1], true));
         assert_eq!(merged(true), hint(&[0, 2], true));
     }

@@ -38,8 +38,10 @@ async fn an_eviction_for_memory_has_a_short_grace_period() {
     bench.runtime.fail("stop_pod_sandbox", Some(stuck));
     bench.change = |config| {
         let hard = Some([("memory.available".to_owned(), "1Pi".to_owned())].into());
-        let maps = kubelet::EvictionMaps { hard, ..kubelet::EvictionMaps::default() };
-        config.eviction.thresholds = kubelet::parse_thresholds(&maps, false).expect("valid");
+        let maps =
+            decapod_kubelet::EvictionMaps { hard, ..decapod_kubelet::EvictionMaps::default() };
+        config.eviction.thresholds =
+            decapod_kubelet::parse_thresholds(&maps, false).expect("valid");
         config.eviction_interval = Duration::from_millis(50);
     };
     bench.start();
