@@ -37,7 +37,7 @@ async fn an_eviction_for_memory_has_a_short_grace_period() {
     let stuck = cri::Error::Internal("busy".into());
     bench.runtime.fail("stop_pod_sandbox", Some(stuck));
     bench.change = |config| {
-        let hard = Some([("memory.available".to_owned(), "1Pi".to_owned())].into());
+        let hard = Some([("memory.available".to_owned(), "99%".to_owned())].into());
         let maps =
             decapod_kubelet::EvictionMaps { hard, ..decapod_kubelet::EvictionMaps::default() };
         config.eviction.thresholds =
