@@ -78,7 +78,7 @@ pub trait Instances: Send + Sync {
 
     async fn is_shut_down(&self, node: &Node) -> Result<bool>;
 
-    /// `None`: the provider has nothing to say about this Node, and leaves it as it is.
+    /// `None`: the provider does not know this Node. The controllers do not change it.
     async fn metadata(&self, node: &Node) -> Result<Option<Metadata>>;
 }
 

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 pub struct Bucket {
     per_second: f64,
     burst: f64,
-    /// What is left of the burst, and the time at which it was computed.
+    /// The remaining tokens of the burst, and the time at which it was computed.
     left: Mutex<(f64, Instant)>,
 }
 

@@ -87,7 +87,7 @@ impl Touched {
     }
 }
 
-/// Writes a value; an empty definition stands for a map.
+/// Writes a value. The definition of a map is empty.
 fn write(
     value: &Value,
     touched: Option<&Touched>,

@@ -63,7 +63,7 @@ impl Program {
         self.command.first().cloned().unwrap_or_default()
     }
 
-    /// The error for an answer that nobody can read.
+    /// The error for an answer that is not of the expected form.
     pub fn wrong(&self, answer: &str, expected: &'static str) -> CommandError {
         let answer = answer.trim().chars().take(SAID).collect();
         CommandError::Answer { program: self.name(), answer, expected }

@@ -192,7 +192,7 @@ fn percent(percents: &Percents, name: &str) -> f64 {
     percents.get(name).copied().unwrap_or(0.0)
 }
 
-/// What is left for pods that move.
+/// The free resources of the nodes that take pods.
 struct Room {
     free: Amounts,
     /// Upper bounds of the node that gives pods away; absent: it gives all that it can.

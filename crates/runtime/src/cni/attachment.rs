@@ -1,4 +1,4 @@
-//! A pod's connection by plugins, as it is on disk: `<data>/sandboxes/<id>/cni.json`.
+//! The record of a pod's CNI attachment on disk: `<data>/sandboxes/<id>/cni.json`.
 //!
 //! In: a network and what the plugins get for a pod. Out: the same for CHECK and DEL, also after a restart of this
 //! process or of the machine, and after the configuration file has changed or is gone.

@@ -1,7 +1,7 @@
 //! The result of a plugin's ADD.
 //!
 //! In: what the last plugin of a network printed, in any version from 0.1.0 to 1.1.0. Out: the pod's addresses,
-//! and what it says about links on the node. The JSON itself goes to the next plugin as it is.
+//! and what it says about links on the node. The JSON goes to the next plugin without a change.
 //! Upstream: `pkg/types/*` of libcni; `createResult` of `containerd/go-cni`; `selectPodIPs` of containerd.
 
 use ipnet::IpNet;

@@ -219,7 +219,7 @@ fn stutter(stage: &mut Stage) -> Result<()> {
 fn full_disk(stage: &mut Stage) -> Result<()> {
     stage.trio.fill_disk()?;
     stage.lasts(LASTS)?;
-    // A WAL that has room goes on: what counts is that nobody is lost when it has none.
+    // A member whose WAL has room left works on, so the scene kills it: it cannot start on a full disk.
     stage.trio.signal_etcd(2, Signal::SIGKILL)?;
     stage.lasts(LASTS)?;
     stage.note("its etcd was killed meanwhile, and could not start".into());
